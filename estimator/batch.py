@@ -1,0 +1,247 @@
+# mypy: disallow-untyped-decorators=False
+"""One candidate after another through the composition: the loop behind `evaluate`, for one row or a million."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from estimator.compose import (
+    Net,
+    Tables,
+    choose_columns,
+    chunk_seconds,
+    finish,
+    gather_exposed,
+    gradient_exposed,
+    rank_params,
+    rank_windows,
+    span_of,
+    update_seconds,
+)
+from estimator.cost.table import Again, Base
+from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, Item, chunk_bytes, moving_bytes, static_bytes
+from estimator.span import DUALPIPE, ZB_H1, in_flight_peak
+
+__all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "splits_backward", "staging_bytes"]
+
+
+class Out(IntEnum):
+    """Columns that `compose_rows` fills; the names are those of estimator/result.py."""
+
+    STEP_TIME_S = 0
+    PEAK_MEMORY_BYTES = 1
+    DEVICE_MEMORY_BYTES = 2
+    PIPELINE_S = 3
+    FORWARD_S = 4
+    BACKWARD_S = 5
+    RECOMPUTE_S = 6
+    EXPOSED_COMM_TP_S = 7
+    EXPOSED_COMM_CP_S = 8
+    EXPOSED_COMM_EP_S = 9
+    EXPOSED_COMM_PP_S = 10
+    EXPOSED_COMM_DP_S = 11
+    EXPOSED_HOST_S = 12
+    BUBBLE_S = 13
+    OPTIMIZER_S = 14
+    OPTIMIZER_COMM_S = 15
+    JITTER_S = 16
+    RECOMPUTE_FLOPS = 17
+    TILE_S = 18
+    MEASURED_S = 19
+    ROOFLINE_S = 20
+    RANK = 21
+
+
+class Rows(NamedTuple):
+    """Candidates as integer columns [N] (bucket in bytes): where to look and which options are on."""
+
+    row: np.ndarray
+    net: np.ndarray
+    layout: np.ndarray
+    schedule: np.ndarray
+    pp: np.ndarray
+    vpp: np.ndarray
+    num_micro_batches: np.ndarray
+    choice: np.ndarray
+    layers: np.ndarray
+    overlap_tp: np.ndarray
+    overlap_ep: np.ndarray
+    overlap_pp: np.ndarray
+    overlap_dp: np.ndarray
+    zero: np.ndarray
+    bucket: np.ndarray
+
+
+N_DP, N_EDP, HOP_BYTE, HOP_LAT = int(Net.DP), int(Net.EDP), int(Net.HOP_PER_BYTE), int(Net.HOP_LATENCY)
+ITEM_BUCKETS, ITEM_EXCHANGE, ITEM_WORK = int(Item.BUCKETS), int(Item.EXCHANGE_BUFFERS), int(Item.WORKSPACE)
+F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
+B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST", "B_CP", "B_TP0", "B_EP0"))
+W_COMP, W_HOST, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.TILE_S)
+R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
+R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
+(O_STEP, O_PEAK, O_DEVICE, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_HOST, O_BUBBLE, O_OPT, O_OPTCOMM,
+ O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
+
+
+@njit(cache=True)
+def splits_backward(code):
+    """Whether a schedule runs weight gradients apart."""
+    return code == ZB_H1 or code == DUALPIPE
+
+
+@njit(cache=True)
+def fixed_bytes(buffer_bytes, hop_bytes, p):
+    """Exchange buffers: the widest all-to-all, and a send and a receive buffer at each stage boundary."""
+    return buffer_bytes + (4.0 * hop_bytes if p > 1 else 0.0)
+
+
+@njit(cache=True)
+def staging_bytes(bucket, grads, overlap, zero):
+    """Buckets in flight: one being filled, one on the wire. ZeRO-3 reduces block by block instead."""
+    if not overlap or zero >= 3 or bucket <= 0:
+        return 0.0
+    return 2.0 * min(bucket, grads)
+
+
+@njit(cache=True)
+def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.ndarray, stages: np.ndarray) -> None:
+    """Fill `out` [N, Out]. With `gate`, rows over capacity get their memory and NaN seconds.
+
+    `items` [p, Item] and `stages` [C, 3] (f, b, w) receive the details of the last row.
+    """
+    kinds = t.base.shape[1]
+    f, b, w = np.empty(kinds), np.empty(kinds), np.empty(kinds)
+    r = np.empty((t.again.shape[1], kinds))
+    line = np.zeros(items.shape[1])
+    for i in range(out.shape[0]):
+        lay = t.layouts[rows.layout[i]]
+        p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
+        counts = t.counts[lay[0] : lay[0] + lay[1]]
+        first = t.first[lay[2] : lay[2] + lay[3]]
+        held = t.held[lay[4] : lay[4] + p]
+        chunks = t.chunks[lay[4] : lay[4] + p, : lay[5]]
+        base, again = t.base[rows.row[i]], t.again[rows.row[i]]
+        net, c = t.nets[rows.net[i]], t.constants
+        code, zero, choice, layers = rows.schedule[i], rows.zero[i], rows.choice[i], rows.layers[i]
+        tp, ep, pp, dp = rows.overlap_tp[i], rows.overlap_ep[i], rows.overlap_pp[i], rows.overlap_dp[i]
+        if net[N_DP] == 1.0 and net[N_EDP] == 1.0:  # nothing to share: ZeRO and its traffic have no effect
+            zero, dp = 0, 0
+        saved, live = np.empty(lay[1]), np.empty(lay[1])
+        flying = np.empty((p, lay[5]))
+        in_flight_peak(code, p, v, m, flying)
+        chunk_bytes(counts, first, layers, again, choice, saved, live)
+        dense, expert = np.empty(p), np.empty(p)
+        rank_params(held, base, dense, expert)
+        exchange = fixed_bytes(t.buffer_bytes[rows.row[i]], t.hop_bytes[rows.row[i]], p)
+        peak = 0.0
+        for rank in range(p):
+            static = static_bytes(rank, held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
+            moving = moving_bytes(rank, chunks, flying, saved, live, line)
+            grads = (dense[rank] + expert[rank]) * c.grad_bytes
+            line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], grads, dp, zero)
+            line[ITEM_EXCHANGE] = exchange
+            line[ITEM_WORK] = WORKSPACE_BYTES
+            total = (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES))
+            peak = max(peak, total)
+            if i == out.shape[0] - 1:
+                items[rank] = line
+        out[i, O_PEAK] = peak
+        out[i, O_DEVICE] = peak * RESERVED_FACTOR + c.context_bytes
+        if gate and out[i, O_DEVICE] > c.capacity_bytes:
+            out[i, O_STEP] = np.nan
+            for col in range(O_PIPE, out.shape[1]):
+                out[i, col] = np.nan
+            continue
+        choose_columns(base, again, tp, ep, f, b, w, r)
+        hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
+        cf, cb, cw = np.empty(lay[1]), np.empty(lay[1]), np.empty(lay[1])
+        split = splits_backward(code)
+        chunk_seconds(
+            counts, first, layers, choice, f, b, w, r, hop, pp == 0, split, zero, dp, base, net, c, cf, cb, cw
+        )
+        span = span_of(code, cf, cb, cw, hop, pp == 0, p, v, m)
+        win_f, win_b = np.empty(p), np.empty(p)
+        rank_windows(chunks, cf, cb, cw, win_f, win_b)
+        each = m / 2 if code == DUALPIPE else m * 1.0
+        exposed = -1.0
+        update = 0.0
+        gather = 0.0
+        last = 0
+        for rank in range(p):
+            mine = gradient_exposed(dense[rank], expert[rank], win_b[rank], zero, dp, rows.bucket[i], net, c)
+            update = max(update, update_seconds(dense[rank], expert[rank], zero, net, c))
+            gather = max(gather, gather_exposed(dense[rank], expert[rank], win_f[rank], zero, dp, rows.bucket[i], net, c))
+            if mine > exposed or (mine == exposed and win_f[rank] + win_b[rank] > win_f[last] + win_b[last]):
+                exposed = mine
+                last = rank
+        out[i, O_STEP] = finish(span, exposed, update, gather, c)
+        out[i, O_PIPE] = span + exposed
+        out[i, O_OPT] = update
+        out[i, O_OPTCOMM] = gather + c.norm_latency_s
+        out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
+        out[i, O_RANK] = last
+        _explain_rank(
+            t, out[i], last, chunks, counts, first, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed
+        )
+        out[i, O_RFLOPS] = _recompute_flops(counts, first, layers, choice, again) * m / p
+        if i == out.shape[0] - 1:
+            for j in range(lay[1]):
+                stages[j, 0], stages[j, 1], stages[j, 2] = cf[j], cb[j], cw[j]
+
+
+@njit(cache=True)
+def _explain_rank(
+    t, out, rank, chunks, counts, first, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed
+):
+    """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
+    for col in range(O_FWD, O_OPT):
+        if col != O_BUBBLE:
+            out[col] = 0.0
+    out[O_TILE] = out[O_MEAS] = out[O_ROOF] = 0.0
+    num_chunks = counts.shape[0]
+    depth = first.shape[0] // num_chunks
+    busy = 0.0
+    for slot in range(chunks.shape[1]):
+        j = chunks[rank, slot]
+        busy += each * (cf[j] + cb[j] + cw[j])
+        for k in range(counts.shape[1]):
+            n = each * counts[j, k]
+            if n == 0:
+                continue
+            x = base[k]
+            full = n if layers == 0 else each * first[j * depth + min(layers, depth - 1), k]
+            a = again[1 if layers > 0 else choice, k]
+            out[O_FWD] += n * x[F_COMP]
+            out[O_BWD] += n * (x[B_COMP] + x[W_COMP])
+            out[O_REC] += full * a[R_COMP]
+            out[O_TP] += n * (x[F_TP0 + tp] + x[B_TP0 + tp]) + full * a[R_TP0 + tp]
+            out[O_EP] += n * (x[F_EP0 + ep] + x[B_EP0 + ep]) + full * a[R_EP0 + ep]
+            out[O_CP] += n * (x[F_CP] + x[B_CP]) + full * a[R_CP]
+            out[O_HOST] += n * (x[F_HOST] + x[B_HOST] + x[W_HOST]) + full * a[R_HOST]
+            for s in range(3):
+                out[O_TILE + s] += n * x[B_TILE + s] + full * a[R_TILE + s]
+        if pp == 0:
+            out[O_PP] += each * hop * ((1 if j < num_chunks - 1 else 0) + (1 if j > 0 else 0))
+    named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]
+    # What ZeRO-2 and ZeRO-3 traffic adds to each micro-batch is the rest of the rank's busy seconds.
+    out[O_DP] = max(busy - named, 0.0) + exposed
+    out[O_BUBBLE] = out[O_PIPE] - (named + out[O_DP])
+
+
+@njit(cache=True)
+def _recompute_flops(counts, first, layers, choice, again):
+    """FLOPs that all chunks run again for one micro-batch, on one rank of each."""
+    num_chunks, kinds = counts.shape
+    depth = first.shape[0] // num_chunks
+    total = 0.0
+    for j in range(num_chunks):
+        for k in range(kinds):
+            if layers > 0:
+                total += first[j * depth + min(layers, depth - 1), k] * again[1, k, R_FLOPS]
+            else:
+                total += counts[j, k] * again[choice, k, R_FLOPS]
+    return total

@@ -1,0 +1,122 @@
+"""Seconds of a collective on a group of ranks: latency plus bytes over the narrowest tier. Knows nothing of ops.
+
+Letters: n ranks of the group, k_t of them inside one domain of tier t (k_last = n), V bytes of the whole buffer.
+Costs are linear in V, so they are given as seconds per byte and seconds; both are zero at n = 1 without a branch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.op import Array, Traffic
+from hardware.link import Collective
+from hardware.system import SystemSpec
+
+__all__ = ["Linear", "collective", "point_to_point", "scalar_all_reduce_latency"]
+
+
+WIRE = {
+    Traffic.ALL_REDUCE: Collective.ALL_REDUCE,
+    Traffic.ALL_GATHER: Collective.ALL_GATHER,
+    Traffic.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
+    Traffic.ALL_TO_ALL: Collective.ALL_TO_ALL,
+    Traffic.RING: Collective.P2P,
+}
+"""Whose achieved bandwidth each kind of traffic sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """seconds = per_byte * V + latency_s."""
+
+    per_byte: Array
+    latency_s: Array
+
+    def seconds(self, nbytes: Array) -> Array:
+        """Seconds for a buffer of that many bytes."""
+        return self.per_byte * nbytes + self.latency_s
+
+
+def collective(
+    kind: Traffic, system: SystemSpec, size: Array, stride: Array, *, fanout: float = 1.0, max_domains: int = 0
+) -> Linear:
+    """Cost of one collective over groups of `size` ranks that are `stride` apart.
+
+    Rings: every byte crosses each tier's domain boundary once, over the links of all k members inside it
+    (Thakur 2005, doi:10.1177/1094342005051521, and NCCL's rings over all NICs of a node):
+    all-gather and reduce-scatter (n-1)/n V, all-reduce twice that.
+    """
+    if kind is Traffic.COPY:
+        return Linear(0.0 * np.asarray(size), 0.0 * np.asarray(size))
+    members = system.members(size, stride)
+    n = members[..., -1]
+    if kind is Traffic.ALL_TO_ALL:
+        return _all_to_all(system, members, fanout, max_domains)
+    twice = 2.0 if kind is Traffic.ALL_REDUCE else 1.0
+    per_byte, latency = _ring(system, members, WIRE[kind])
+    return Linear(twice * (n - 1) / n * per_byte, twice * latency)
+
+
+def _ring(system: SystemSpec, members: np.ndarray, wire: Collective) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds per byte that passes the narrowest tier spanned, and the latency of a trip round the ring.
+
+    Of the n - 1 hops, n/k_(t-1) - n/k_t cross tier t and no higher one; the outermost tier spanned sets it up.
+    """
+    n = members[..., -1]
+    inside = np.ones_like(n)
+    slowest, latency, setup = np.zeros_like(n), np.zeros_like(n), np.zeros_like(n)
+    for t, tier in enumerate(system.tiers):
+        k = members[..., t]
+        rate = tier.link.achieved_bytes_per_s(wire) * inside
+        slowest = np.maximum(slowest, np.where(k > inside, 1.0 / rate, 0.0))
+        latency = latency + (n / inside - n / k) * tier.link.latency_s
+        setup = np.where(k > inside, tier.link.setup_s, setup)
+        inside = k
+    return slowest, latency + setup
+
+
+def _all_to_all(system: SystemSpec, members: np.ndarray, fanout: float, max_domains: int) -> Linear:
+    """Each rank sends (k_t - k_(t-1))/n of its buffer across tier t on its own link; tiers work side by side.
+
+    Node-limited routing (DeepSeek-V3, arXiv:2412.19437, section 3.2.2): a token crosses to each of its `max_domains`
+    domains once, and is passed on inside: of its `fanout` rows at most that many cross.
+    """
+    n = members[..., -1]
+    inside = np.ones_like(n)
+    slowest, latency, setup = np.zeros_like(n), np.zeros_like(n), np.zeros_like(n)
+    for t, tier in enumerate(system.tiers):
+        k = members[..., t]
+        share = (k - inside) / n
+        if max_domains and t:
+            domains = n / inside
+            share = np.minimum(share, max_domains / fanout * (domains - 1) / domains)
+        if max_domains and t == 0:
+            share = np.maximum(share, (k - 1) / k)  # what arrived from other domains is forwarded inside
+        slowest = np.maximum(slowest, share / tier.link.achieved_bytes_per_s(Collective.ALL_TO_ALL))
+        # Sends to all members are posted at once: latency grows with the doublings, not with the members.
+        hops = np.log2(np.maximum(k / inside, 1.0) + 1.0)
+        latency = latency + np.where(k > inside, tier.link.latency_s * hops, 0.0)
+        setup = np.where(k > inside, tier.link.setup_s, setup)
+        inside = k
+    return Linear(slowest, latency + setup)
+
+
+def point_to_point(system: SystemSpec, stride: Array) -> Linear:
+    """One rank to the one `stride` further on, over the innermost tier that holds both."""
+    members = system.members(2, stride)
+    per_byte, latency = np.zeros(members.shape[:-1]), np.zeros(members.shape[:-1])
+    found = np.zeros(members.shape[:-1], dtype=bool)
+    for t, tier in enumerate(system.tiers):
+        here = (members[..., t] > 1) & ~found
+        per_byte = np.where(here, 1.0 / tier.link.achieved_bytes_per_s(Collective.P2P), per_byte)
+        latency = np.where(here, tier.link.latency_s, latency)
+        found |= here
+    return Linear(per_byte, latency)
+
+
+def scalar_all_reduce_latency(system: SystemSpec) -> float:
+    """A few bytes over the whole job (gradient norm), as a tree: 2 log2(n) hops of the outermost tier."""
+    return 2.0 * math.log2(max(system.num_chips, 1)) * system.tiers[-1].link.latency_s

@@ -1,0 +1,114 @@
+"""What one op costs on one chip: the chain of cost backends. Knows nothing of schedules or groups.
+
+Backends answer in order of priority: tile model (100), measured tables (30, registered by calibration), roofline (0).
+Each price carries its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from estimator.cost.work import Work, work
+from estimator.graph import Block
+from estimator.op import Array, Op, OpKind
+from estimator.precision import PrecisionRecipe
+from hardware.chip import ChipSpec
+
+__all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "price"]
+
+MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
+# transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
+KERNEL_S = 2e-6  # ramp-up and drain of one kernel on the device; assumption: a null kernel takes about 2 us on A100/H100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Seconds of one op (`[R]` or plain), what bounds it, and who said so."""
+
+    seconds: Array
+    compute_s: Array
+    memory_s: Array
+    work: Work
+    source: str
+
+
+class Backend(Protocol):
+    """Something that can say how long an op computes."""
+
+    name: str
+    priority: int
+
+    def covers(self, op: Op, chip: ChipSpec) -> bool:
+        """Whether this backend has an answer."""
+
+    def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
+        """Seconds of arithmetic, without memory traffic."""
+
+
+class TileModel:
+    """GEMMs as waves of output tiles over the streaming multiprocessors.
+
+    seconds = waves * SMs * 2 tile_m tile_n (k + ramp) / (peak * efficiency), waves = ceil(tiles / SMs); a GEMM with
+    fewer tiles than SMs splits k up to four ways. Non-decreasing in m, n and k.
+    """
+
+    name = "tile"
+    priority = 100
+    TILE = 128.0  # rows and columns of an output tile; the common choice of vendor libraries on these chips
+    RAMP = 128.0  # k-steps worth of prologue and epilogue; assumption
+    SPLIT = 4.0  # most ways that k is split when tiles are few; assumption
+    GROUPED = 1.15  # experts' GEMMs over one GEMM of the same tiles; fit of the design study (docs/modelling.md)
+
+    def covers(self, op: Op, chip: ChipSpec) -> bool:
+        """Weighted GEMMs, single or grouped."""
+        return op.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
+
+    def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
+        """Seconds of all waves."""
+        groups, m, k, n = amount.gemm
+        tiles = groups * np.ceil(m / self.TILE) * np.ceil(n / self.TILE)
+        load = tiles / chip.num_sms
+        waves = np.where(load >= 1.0, np.ceil(load), np.maximum(load, 1.0 / self.SPLIT))
+        rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / chip.num_sms
+        overhead = chip.gemm_slowdown * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
+        return waves * (2 * self.TILE * self.TILE * overhead) * (k + self.RAMP) / rate
+
+
+class Roofline:
+    """Any op: FLOPs over the engine's rate (Williams 2009, doi:10.1145/1498765.1498785)."""
+
+    name = "roofline"
+    priority = 0
+
+    def covers(self, op: Op, chip: ChipSpec) -> bool:
+        """Everything."""
+        return True
+
+    def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
+        """Seconds of arithmetic at the achieved rate of the kernel family."""
+        if op.kind is OpKind.ATTENTION:
+            return amount.flops / (chip.peak(recipe.attention) * chip.attention_efficiency)
+        if amount.matrix:
+            return amount.flops * chip.gemm_slowdown / (chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype])
+        return amount.flops / chip.vector_flops_per_s[amount.dtype]
+
+
+BACKENDS: list[Backend] = [TileModel(), Roofline()]
+
+
+def price(
+    op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()
+) -> Price:
+    """Price of one op of `block`, from the backend of highest priority that covers it."""
+    amount = work(op, block, recipe)
+    chain = sorted(backends or BACKENDS, key=lambda b: -b.priority)
+    backend = next(b for b in chain if b.covers(op, chip))
+    compute = backend.compute_seconds(op, amount, chip, recipe)
+    moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
+    memory = moved / (chip.hbm_bytes_per_s * chip.hbm_efficiency)
+    seconds = np.maximum(compute, memory) + KERNEL_S
+    return Price(seconds=seconds, compute_s=compute, memory_s=memory, work=amount, source=backend.name)

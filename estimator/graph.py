@@ -1,0 +1,95 @@
+"""The one intermediate representation: blocks of ops, and the order in which a model runs them.
+
+A model of 61 layers has five distinct blocks; each is held once with the number of times it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from estimator.op import Array, Op, OpKind, Phase, Tensor, Weight
+from estimator.precision import Role
+
+__all__ = ["Block", "BlockKind", "OpGraph"]
+
+
+class BlockKind(Enum):
+    """Distinct blocks of a causal language model."""
+
+    EMBEDDING = "embedding"
+    DENSE = "dense"
+    MOE = "moe"
+    HEAD = "head"
+    MTP = "mtp"
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether a pipeline layout counts it as a transformer layer."""
+        return self in {BlockKind.DENSE, BlockKind.MOE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Ops that run one after the other, and the tensors between them. `input` is what the previous block hands over."""
+
+    kind: BlockKind
+    ops: tuple[Op, ...]
+    tensors: Mapping[str, Tensor]
+    input: str
+
+    def of_phase(self, *phases: Phase) -> Iterator[Op]:
+        """Ops of these phases, in order."""
+        return (op for op in self.ops if op.phase in phases)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Parameters of the block, each once."""
+        found = {w.name: w for op in self.of_phase(Phase.FORWARD) for w in op.weights}
+        return tuple(found.values())
+
+    def with_ops(self, ops: tuple[Op, ...], tensors: Mapping[str, Tensor] | None = None) -> Block:
+        """A copy with other ops, and more tensors where given."""
+        return replace(self, ops=ops, tensors={**self.tensors, **(tensors or {})})
+
+    def saved(self) -> dict[tuple[str, Role], Tensor]:
+        """What backward finds in memory: every saved tensor once per role, none that recompute brings back.
+
+        A recomputed op keeps its inputs instead of what follows from them, unless they are recomputed as well.
+        """
+        again = [op for op in self.ops if op.phase is Phase.RECOMPUTE and op.kind is not OpKind.COLLECTIVE]
+        remade = {name for op in again for name in op.outputs}
+        wanted = [(save.tensor, save.role) for op in self.of_phase(Phase.FORWARD) for save in op.saves]
+        stored = {name for name, _ in wanted}
+        wanted += [(name, Role.ACTIVATION) for op in again for name in op.inputs if name not in stored]
+        return {(name, role): self.tensors[name] for name, role in wanted if name not in remade}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    """Blocks by kind, and the model as the sequence of their kinds."""
+
+    name: str
+    blocks: Mapping[BlockKind, Block]
+    sequence: tuple[BlockKind, ...]
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds in order of first use: the block axis of price tables."""
+        return tuple(dict.fromkeys(self.sequence))
+
+    def map(self, change: Callable[[Block], Block]) -> OpGraph:
+        """The graph with every block changed."""
+        return replace(self, blocks={kind: change(block) for kind, block in self.blocks.items()})
+
+    def num_parameters(self) -> Array:
+        """Parameters of the whole model; a weight that two blocks share by name (tied embeddings) counts once."""
+        total: Array = 0.0
+        shared: set[str] = set()
+        for kind in self.sequence:
+            for weight in self.blocks[kind].weights:
+                if kind.is_layer or kind is BlockKind.MTP or weight.name not in shared:
+                    total = total + weight.elements
+                shared.add(weight.name)
+        return total

@@ -1,0 +1,119 @@
+# mypy: disallow-untyped-decorators=False
+"""Bytes of one rank: the only place that sums them. Jitted; called by scalar, batch and sweep alike.
+
+Everything that is alive at the worst moment is added up: weights, gradients and states stay while activations peak.
+Not counted: dataset and logging buffers, checkpoint staging, fragmentation beyond RESERVED_FACTOR.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numba import njit
+
+from estimator.cost.table import Again, Base
+
+__all__ = ["ITEMS", "RESERVED_FACTOR", "WORKSPACE_BYTES", "Item", "chunk_bytes", "moving_bytes", "static_bytes"]
+
+RESERVED_FACTOR = 1.03  # allocator's blocks over tensors; assumption: expandable segments, steady sizes
+WORKSPACE_BYTES = 128 * 1024**2  # GEMM workspaces (32 MiB a stream on Hopper in cuBLAS's documentation) and small state
+
+
+class Item(IntEnum):
+    """Line items of allocated memory."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATES = 2
+    GATHERED_WEIGHTS = 3
+    ACTIVATIONS = 4
+    WORKING_SET = 5
+    BUCKETS = 6
+    EXCHANGE_BUFFERS = 7
+    WORKSPACE = 8
+
+
+ITEMS = tuple(item.name.lower() for item in Item)
+
+B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
+B_DENSE_W, B_EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
+A_SAVED, A_LIVE = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES)
+
+
+@njit(cache=True)
+def static_bytes(rank, held, base, zero, shards, expert_shards, grad_bytes, state_bytes, items):
+    """Fill weights, gradients, states and gathered weights of a rank into `items`; their sum.
+
+    ZeRO (Rajbhandari 2020, arXiv:1910.02054): stage 1 shards states, 2 gradients, 3 weights. Experts shard over their
+    own, smaller group. Stage 3 keeps the block at work and the next one whole.
+    """
+    dense = 0.0
+    expert = 0.0
+    dense_w = 0.0
+    expert_w = 0.0
+    widest = 0.0
+    for k in range(held.shape[1]):
+        n = held[rank, k]
+        dense += n * base[k, B_DENSE]
+        expert += n * base[k, B_EXPERT]
+        dense_w += n * base[k, B_DENSE_W]
+        expert_w += n * base[k, B_EXPERT_W]
+        if n > 0:
+            widest = max(widest, base[k, B_DENSE_W] + base[k, B_EXPERT_W])
+    d1, e1 = (shards, expert_shards) if zero >= 1 else (1.0, 1.0)
+    d2, e2 = (shards, expert_shards) if zero >= 2 else (1.0, 1.0)
+    d3, e3 = (shards, expert_shards) if zero >= 3 else (1.0, 1.0)
+    items[0] = dense_w / d3 + expert_w / e3
+    items[1] = (dense / d2 + expert / e2) * grad_bytes
+    items[2] = (dense / d1 + expert / e1) * state_bytes
+    items[3] = 2.0 * widest if zero >= 3 else 0.0
+    return items[0] + items[1] + items[2] + items[3]
+
+
+@njit(cache=True)
+def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
+    """Per chunk: bytes that one micro-batch keeps, and the widest working set while one of its blocks runs.
+
+    again_all [choices, K, Again]: 0 none, 1 full, then selective sets. `layers` > 0 with choice 1 is block recompute:
+    the first `layers` of the chunk in full, the others not at all. first [C * (L + 1), K].
+    """
+    num_chunks, kinds = counts.shape
+    depth = first.shape[0] // num_chunks
+    for j in range(num_chunks):
+        total = 0.0
+        widest = 0.0
+        for k in range(kinds):
+            n = counts[j, k]
+            if n > 0:
+                if layers > 0:
+                    full = first[j * depth + min(layers, depth - 1), k]
+                    total += full * again_all[1, k, A_SAVED] + (n - full) * again_all[0, k, A_SAVED]
+                    if full > 0:
+                        widest = max(widest, again_all[1, k, A_LIVE])
+                    if n > full:
+                        widest = max(widest, again_all[0, k, A_LIVE])
+                else:
+                    total += n * again_all[choice, k, A_SAVED]
+                    widest = max(widest, again_all[choice, k, A_LIVE])
+        saved[j] = total
+        live[j] = widest
+
+
+@njit(cache=True)
+def moving_bytes(rank, chunks, in_flight, saved, live, items):
+    """Activations of the micro-batches in flight on a rank, and its widest working set; fills `items`, returns the sum."""
+    kept = 0.0
+    widest = 0.0
+    for slot in range(in_flight.shape[1]):
+        chunk = chunks[rank, slot]
+        kept += in_flight[rank, slot] * saved[chunk]
+        widest = max(widest, live[chunk])
+    items[4] = kept
+    items[5] = widest
+    return kept + widest
+
+
+def device_bytes(allocated: np.ndarray | float, context_bytes: float) -> np.ndarray | float:
+    """What the driver reports: allocator's blocks, context and communicator buffers."""
+    return allocated * RESERVED_FACTOR + context_bytes

@@ -1,0 +1,182 @@
+"""One operation: what it computes, on which logical axes, what it keeps for backward. Knows no seconds.
+
+Sizes are float64, plain or of shape `[R]` (one per distinct row of a batch): FLOP-sized products overflow int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import reduce
+
+import numpy as np
+
+from estimator.precision import Role
+
+__all__ = ["Axis", "Array", "Component", "Dim", "Group", "Op", "OpKind", "Phase", "Save", "Tensor", "Traffic",
+           "Weight"]  # fmt: skip
+
+Array = float | np.ndarray
+
+
+class Axis(Enum):
+    """Logical axes. Sharding is a table over them (passes/shard.py), the same for built and captured graphs."""
+
+    BATCH = "batch"  # sequences of a micro-batch
+    TOKENS = "tokens"  # batch x sequence, flattened
+    QUERY = "query"
+    KEY = "key"
+    HIDDEN = "hidden"
+    HEADS = "heads"
+    KV_HEADS = "kv_heads"
+    HEAD = "head"  # inside one head
+    LATENT = "latent"  # low-rank bottleneck of MLA
+    FFN = "ffn"
+    VOCAB = "vocab"
+    ROUTER = "router"  # one score per expert
+    EXPERTS = "experts"
+    ROUTED = "routed"  # token rows handled by the experts of a rank
+    EXPERT_FFN = "expert_ffn"
+    POSITIONS = "positions"
+
+
+class OpKind(Enum):
+    """What an op computes. Order of `dims` in parentheses."""
+
+    MATMUL = "matmul"  # (m, k, n), with a weight k x n
+    GROUPED_MATMUL = "grouped_matmul"  # (groups, rows of all groups, k, n)
+    SCORES = "scores"  # (batch, query, key, heads, qk head dim): q k^T
+    CONTEXT = "context"  # (batch, query, key, heads, v head dim): p v
+    ATTENTION = "attention"  # (batch, query, key, heads, qk head dim, v head dim), fused, causal
+    SOFTMAX = "softmax"
+    NORM = "norm"
+    ROPE = "rope"
+    ACTIVATION = "activation"
+    ELEMENTWISE = "elementwise"
+    EMBEDDING = "embedding"
+    PERMUTE = "permute"
+    TOPK = "topk"
+    LOSS = "loss"
+    QUANTIZE = "quantize"
+    COLLECTIVE = "collective"
+
+
+class Phase(Enum):
+    """When an op runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"  # gradient of the inputs
+    WEIGHT_GRAD = "weight_grad"
+    RECOMPUTE = "recompute"
+
+
+class Component(Enum):
+    """Part of the model an op belongs to."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    ROUTER = "router"
+    EXPERTS = "experts"
+    NORM = "norm"
+    RESIDUAL = "residual"
+    HEAD = "head"
+    MTP = "mtp"
+
+
+class Traffic(Enum):
+    """What a communication op does. A payload is the whole buffer: the output of a gather, the input of the others."""
+
+    COPY = "copy"  # nothing in forward; its dual sums gradients (the f operator of Megatron, arXiv:1909.08053)
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    RING = "ring"  # each rank's share passes every other rank: the traffic of an all-gather, in steps
+
+
+class Group(Enum):
+    """Rank groups."""
+
+    TP = "tp"
+    CP = "cp"
+    EP = "ep"
+    ETP = "etp"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A size along a logical axis. `units`: how many indivisible pieces it holds (heads); 0: any split is even."""
+
+    size: Array
+    axis: Axis
+    units: int = 0
+
+
+def product(dims: tuple[Dim, ...]) -> Array:
+    """Elements of a shape, left to right so that scalars and batches round alike."""
+    return reduce(lambda a, b: a * b, (dim.size for dim in dims), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value between ops."""
+
+    dims: tuple[Dim, ...]
+    role: Role = Role.ACTIVATION
+
+    @property
+    def elements(self) -> Array:
+        """Number of elements."""
+        return product(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter. `expert`: reduced over expert-data-parallel ranks. `linear`: a GEMM weight that recipes may cast."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    expert: bool = False
+    linear: bool = True
+
+    @property
+    def elements(self) -> Array:
+        """Number of parameters."""
+        return product(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A tensor kept from forward to backward, stored in the dtype of `role`."""
+
+    tensor: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation of a block.
+
+    `inputs` and `outputs` name tensors of the block; `modules` are the recompute names (strategy.Module values) it
+    belongs to; `passes` is how often a memory-bound op streams its tensors (1 when fused).
+    """
+
+    name: str
+    kind: OpKind
+    component: Component
+    dims: tuple[Dim, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    saves: tuple[Save, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    modules: frozenset[str] = frozenset()
+    phase: Phase = Phase.FORWARD
+    role: Role = Role.LINEAR_INPUT  # of GEMM inputs: picks the engine
+    passes: float = 1.0
+    collective: Traffic | None = None
+    group: Group | None = None
+    payload: Array = 0.0  # bytes of the whole buffer
+    beside: str = ""  # the window it may hide in: 'gemm' of its tensor-parallel neighbours, 'block', 'attention'
+    max_domains: int = 0  # node-limited all-to-all; 0: no limit
+    fanout: float = 1.0  # rows of a token in an all-to-all

@@ -1,0 +1,24 @@
+"""Passes turn the logical graph of a model into the graph of one rank, in a fixed order: split, fuse, optimise."""
+
+from __future__ import annotations
+
+from estimator.graph import OpGraph
+from estimator.passes.collectives import insert_collectives
+from estimator.passes.differentiate import differentiate
+from estimator.passes.fuse import fuse
+from estimator.passes.precision import insert_quantization, remake_activations
+from estimator.passes.recompute import recompute
+from estimator.passes.shard import shard
+from estimator.precision import PrecisionRecipe
+from estimator.strategy import Strategy
+
+__all__ = ["lower", "recompute"]
+
+
+def lower(graph: OpGraph, strategy: Strategy, recipe: PrecisionRecipe) -> OpGraph:
+    """Forward and backward of one rank, without recompute: shared by every recompute choice."""
+    graph = shard(graph, strategy)
+    graph = insert_collectives(graph, strategy, recipe)
+    graph = fuse(graph, strategy.fusion)
+    graph = insert_quantization(graph, recipe)
+    return remake_activations(differentiate(graph), recipe)

@@ -1,0 +1,36 @@
+"""Recompute: forward ops that backward runs again (Chen 2016, arXiv:1604.06174; Korthikanti 2022, arXiv:2205.05198).
+
+What memory that frees follows from the graph (graph.Block.saved): outputs of recomputed ops are not kept, their inputs
+are. Embedding and head (the one inside MTP as well) are left alone: frameworks checkpoint transformer layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.graph import Block, BlockKind, OpGraph
+from estimator.op import Component, Op, Phase
+from estimator.strategy import Recompute, RecomputeKind
+
+__all__ = ["recompute"]
+
+
+def recompute(graph: OpGraph, choice: Recompute) -> OpGraph:
+    """The graph with recomputed ops appended. Block recompute treats a block as full does; layouts say how many."""
+    if choice.kind is RecomputeKind.NONE:
+        return graph
+    names = frozenset(module.value for module in choice.modules)
+
+    def again(op: Op) -> bool:
+        named = choice.kind is not RecomputeKind.SELECTIVE or bool(op.modules & names)
+        return op.phase is Phase.FORWARD and op.component is not Component.HEAD and named
+
+    def change(block: Block) -> Block:
+        if not (block.kind.is_layer or block.kind is BlockKind.MTP):
+            return block
+        done = {op.name for op in block.of_phase(Phase.RECOMPUTE)}
+        chosen = (op for op in block.ops if again(op) and op.name not in done)
+        copies = (replace(op, phase=Phase.RECOMPUTE, saves=(), weights=()) for op in chosen)
+        return block.with_ops((*block.ops, *copies))
+
+    return graph.map(change)

@@ -1,0 +1,102 @@
+"""Precision recipes: which dtype each role of a training step uses. Knows nothing of models or chips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from hardware.dtype import DType
+
+__all__ = ["RECIPES", "PrecisionRecipe", "Role", "recipe"]
+
+
+class Role(Enum):
+    """What a tensor or a GEMM is for; a recipe gives each role its dtype."""
+
+    ACTIVATION = "activation"  # residual stream, attention inputs, norms
+    LINEAR_INPUT = "linear_input"  # kept by a linear layer for its weight gradient
+    GATE_INPUT = "gate_input"  # kept by the MLP's activation function
+    ATTENTION_OUTPUT = "attention_output"  # kept by attention and by the projection behind it
+    LOGITS = "logits"
+    DISPATCH = "dispatch"  # rows on their way to experts
+    COMBINE = "combine"  # rows on their way back
+    FULL = "full"  # fp32 whatever the recipe: router scores, log-sum-exp, loss
+    INDEX = "index"  # 32-bit row maps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionRecipe:
+    """Dtypes by role. Bytes per parameter: `linear_weight_bytes` for GEMM weights of layers (working copies of every
+    kind together), `other_weight_bytes` for embedding, head and norms; states are master + two Adam moments.
+    `attention_output_bytes` is what attention's output takes in all the formats it is kept in. `remake_activation`:
+    the activation function's output is formed again from its kept inputs when the weight gradient needs it."""
+
+    name: str
+    gemm: DType
+    attention: DType
+    activation: DType
+    linear_input: DType
+    gate_input: DType
+    dispatch: DType
+    combine: DType
+    linear_weight_bytes: float
+    other_weight_bytes: float
+    grad_bytes: float
+    master_bytes: float
+    moment_bytes: float
+    attention_output_bytes: float
+    source: str
+    remake_activation: bool = False
+
+    @property
+    def state_bytes(self) -> float:
+        """Optimizer bytes per parameter: master copy and two moments."""
+        return self.master_bytes + 2 * self.moment_bytes
+
+    def nbytes(self, role: Role) -> float:
+        """Bytes of one element in that role."""
+        fixed = {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: 2.0}
+        if role in fixed:
+            return fixed[role]
+        if role is Role.ATTENTION_OUTPUT:
+            return self.attention_output_bytes
+        dtype: DType = getattr(self, role.value)
+        return dtype.nbytes
+
+
+def _half(name: str, dtype: DType) -> PrecisionRecipe:
+    return PrecisionRecipe(
+        name=name, gemm=dtype, attention=dtype, activation=dtype, linear_input=dtype, gate_input=dtype,
+        dispatch=dtype, combine=dtype, linear_weight_bytes=2, other_weight_bytes=2, grad_bytes=4, master_bytes=4,
+        moment_bytes=4, attention_output_bytes=2, source="Micikevicius 2018, arXiv:1710.03740, with fp32 gradient accumulation",
+    )  # fmt: skip
+
+
+RECIPES: dict[str, PrecisionRecipe] = {
+    "bf16": _half("bf16", DType.BF16),
+    "fp16": _half("fp16", DType.FP16),
+    "fp8": PrecisionRecipe(
+        name="fp8", gemm=DType.FP8, attention=DType.BF16, activation=DType.BF16, linear_input=DType.FP8,
+        gate_input=DType.BF16, dispatch=DType.BF16, combine=DType.BF16,
+        # bf16 weight, its fp8 cast and the transpose that Hopper's fp8 GEMM layout needs, kept over the micro-batches
+        linear_weight_bytes=2 + 1 + 1, other_weight_bytes=2, grad_bytes=4, master_bytes=4, moment_bytes=4,
+        attention_output_bytes=2 + 1,  # bf16 for attention's backward, fp8 for the projection's weight gradient
+        source="Micikevicius 2022, arXiv:2209.05433, per-tensor scaling as in Transformer Engine's documentation",
+    ),
+    "fp8_block": PrecisionRecipe(
+        name="fp8_block", gemm=DType.FP8, attention=DType.BF16, activation=DType.BF16, linear_input=DType.FP8,
+        gate_input=DType.FP8, dispatch=DType.FP8, combine=DType.BF16,
+        # 128x128 blocks serve both layouts: one fp8 copy, 4 bytes of scale per 16384 elements
+        linear_weight_bytes=1 + 4 / 16384, other_weight_bytes=2, grad_bytes=4, master_bytes=4, moment_bytes=2,
+        attention_output_bytes=1.5,  # one E5M6 copy serves both
+        remake_activation=True,
+        source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed again, bf16 moments)",
+    ),
+}  # fmt: skip
+
+
+def recipe(name: str) -> PrecisionRecipe:
+    """The recipe of that name; ValueError names the known ones."""
+    if name not in RECIPES:
+        raise ValueError(f"precision must be one of {sorted(RECIPES)}, but got {name!r}")
+    return RECIPES[name]

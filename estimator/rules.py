@@ -1,0 +1,226 @@
+"""Which strategies are legal on a model, a system and a workload: one table of rules, each with its law and remedy.
+
+A batch gets a code per row (0: legal, else 1 + index of the first rule that fails); a scalar gets the same rule as a
+message. Rules never divide by what they have not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.model import ModelSpec
+from estimator.precision import recipe
+from estimator.strategy import ContextParallel, RecomputeKind, Schedule, Strategy
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+
+__all__ = ["RULES", "Case", "Rule", "check", "explain", "paired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What rules look at: sizes as float arrays `[N]` under their Strategy names, and what follows from them."""
+
+    model: ModelSpec
+    strategy: Strategy
+    system: SystemSpec
+    workload: Workload
+    sizes: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> Case:
+        """Broadcast the sizes of a strategy to one length and derive dp and m (rounded down where they do not divide)."""
+        values = {name: np.atleast_1d(np.asarray(v, dtype=np.float64)) for name, v in strategy.sizes().items()}
+        n = strategy.num_rows
+        sizes = {name: np.broadcast_to(v, (n,)) for name, v in values.items()}
+        inner = np.maximum(sizes["tp"] * sizes["cp"] * sizes["pp"], 1)
+        sizes["dp"] = np.maximum(system.num_chips // inner, 1)
+        per_step = np.maximum(sizes["dp"] * sizes["micro_batch"], 1)
+        sizes["num_micro_batches"] = np.maximum(workload.global_batch // per_step, 1)
+        sizes["edp"] = np.maximum(sizes["tp"] * sizes["cp"] * sizes["dp"] // np.maximum(sizes["etp"] * sizes["ep"], 1), 1)
+        return cls(model, strategy, system, workload, sizes)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self.sizes[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`ok` gives a mask [N]; `law` says what must hold, `remedy` what to try; both may name sizes in braces."""
+
+    name: str
+    ok: Callable[[Case], np.ndarray]
+    law: str
+    remedy: str
+
+
+def _divides(number: float, by: np.ndarray) -> np.ndarray:
+    return np.asarray(number % np.maximum(by, 1) == 0)
+
+
+def _true(c: Case) -> np.ndarray:
+    return np.ones(c.tp.shape, dtype=bool)
+
+
+def _whole_sizes(c: Case) -> np.ndarray:
+    names = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+    return np.logical_and.reduce([(c.sizes[n] >= 1) & (c.sizes[n] % 1 == 0) for n in names])
+
+
+def _flags(c: Case) -> np.ndarray:
+    flags = [np.isin(c.sizes[f"overlap_{n}"], (0, 1)) for n in ("tp", "ep", "pp", "dp")]
+    return np.logical_and.reduce([*flags, np.isin(c.zero_stage, (0, 1, 2, 3)), c.bucket_bytes >= 0])
+
+
+def _kv_heads(c: Case) -> np.ndarray:
+    heads = c.model.num_kv_heads
+    return _divides(heads, c.tp) | (c.tp % heads == 0)
+
+
+def _experts(c: Case) -> np.ndarray:
+    if c.model.moe is None:
+        return (c.ep == 1) & (c.etp == 1)
+    return _divides(c.model.moe.num_experts, c.ep) & _divides(c.model.moe.ffn, c.etp)
+
+
+def _expert_world(c: Case) -> np.ndarray:
+    return np.asarray((c.tp * c.cp * c.dp) % np.maximum(c.ep * c.etp, 1) == 0)
+
+
+def _moe_sequence_parallel(c: Case) -> np.ndarray:
+    if c.model.moe is None or c.strategy.sequence_parallel:
+        return _true(c)
+    return np.asarray(c.tp == 1)
+
+
+def _sequence(c: Case) -> np.ndarray:
+    seq, cp = c.workload.seq, c.cp
+    halves = 2 if c.strategy.context_parallel is ContextParallel.RING else 1
+    split = np.where(cp > 1, halves * cp, 1)
+    if c.strategy.sequence_parallel:
+        split = split * c.tp
+    return _divides(seq, split)
+
+
+def _ulysses(c: Case) -> np.ndarray:
+    if c.strategy.context_parallel is not ContextParallel.ULYSSES:
+        return _true(c)
+    return _divides(c.model.num_heads, c.tp * c.cp) & _divides(c.model.num_kv_heads, c.tp * c.cp)
+
+
+def _layers(c: Case) -> np.ndarray:
+    chunks = c.pp * c.vpp
+    if c.strategy.layout is not None:
+        layout = c.strategy.layout
+        good = sum(layout) == c.model.num_layers and min(layout) >= 0
+        return (chunks == len(layout)) & good
+    return np.asarray(chunks <= c.model.num_layers)
+
+
+def _schedule(c: Case) -> np.ndarray:
+    pp, v, m = c.pp, c.vpp, c.num_micro_batches
+    schedule = c.strategy.schedule
+    if schedule is Schedule.INTERLEAVED:
+        return (pp >= 2) & (v >= 2) & (m % np.maximum(pp, 1) == 0)
+    if schedule is Schedule.DUALPIPE:
+        return (v == 1) & (pp >= 2) & (pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp)
+    if schedule is Schedule.ONE_F_ONE_B:
+        return np.asarray(v == 1)
+    return (v == 1) & (pp >= 2)
+
+
+def _recompute(c: Case) -> np.ndarray:
+    block = c.strategy.recompute.kind is RecomputeKind.BLOCK
+    n = c.recompute_layers
+    return (n >= 1) & (n % 1 == 0) if block else n == 0
+
+
+def paired(schedule: Schedule) -> bool:
+    """Whether forward and backward of different micro-batches run side by side, so that one's all-to-all can hide
+    behind the other's compute."""
+    return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE}
+
+
+def _overlap_ep(c: Case) -> np.ndarray:
+    effect = (c.overlap_ep > 0) & (c.ep > 1)
+    return ~effect | ((paired(c.strategy.schedule) | (c.pp == 1)) & (c.num_micro_batches >= 2))
+
+
+def _overlap_tp(c: Case) -> np.ndarray:
+    return (c.overlap_tp == 0) | (c.tp == 1) | c.strategy.sequence_parallel
+
+
+def _engine(c: Case) -> np.ndarray:
+    chip, r = c.system.chip, recipe(c.strategy.precision)
+    return _true(c) & all(dtype in chip.matrix_flops_per_s for dtype in (r.gemm, r.attention))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("sizes", _whole_sizes, "tp, cp, pp, ep, etp, vpp and micro_batch must be whole numbers of at least 1",
+         "use 1 for what is off"),
+    Rule("options", _flags, "overlap flags are 0 or 1, zero_stage 0 to 3, bucket_bytes at least 0",
+         "got overlap tp {overlap_tp}, ep {overlap_ep}, pp {overlap_pp}, dp {overlap_dp}, zero_stage {zero_stage}"),
+    Rule("engine", _engine, "the chip must have a matrix engine for the recipe's dtypes",
+         "choose another precision or chip"),
+    Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),
+         "num_chips ({num_chips}) must be divisible by tp ({tp}) * cp ({cp}) * pp ({pp})",
+         "choose degrees whose product divides it"),
+    Rule("heads", lambda c: _divides(c.model.num_heads, c.tp), "heads ({num_heads}) must be divisible by tp ({tp})",
+         "choose a divisor of the heads"),
+    Rule("kv_heads", _kv_heads, "kv heads ({num_kv_heads}) and tp ({tp}) must divide one another",
+         "choose tp among divisors or multiples of the kv heads"),
+    Rule("ffn", lambda c: _divides(c.model.ffn, c.tp), "ffn ({ffn}) must be divisible by tp ({tp})", "choose a divisor"),
+    Rule("experts", _experts, "experts ({num_experts}) must be divisible by ep ({ep}) and expert ffn by etp ({etp})",
+         "a dense model has ep = etp = 1"),
+    Rule("expert_world", _expert_world, "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
+         "lower ep or etp, or pp to raise dp"),
+    Rule("moe_sequence_parallel", _moe_sequence_parallel, "experts with tp ({tp}) > 1 need sequence_parallel",
+         "set sequence_parallel: true"),
+    Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that for a ring) and, under sequence "
+         "parallelism, by tp ({tp})", "lower cp or tp"),
+    Rule("ulysses", _ulysses, "heads and kv heads must be divisible by tp * cp ({tp} * {cp}) for ulysses",
+         "lower cp, or use context_parallel: ring"),
+    Rule("batch", lambda c: _divides(c.workload.global_batch, c.dp * c.micro_batch),
+         "global_batch ({global_batch}) must be divisible by dp ({dp}) * micro_batch ({micro_batch})",
+         "change micro_batch or the degrees that leave dp"),
+    Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks (a layout names each chunk "
+         "and sums to them)", "lower pp or vpp, or correct the layout"),
+    Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches",
+         "interleaved: pp >= 2, vpp >= 2, micro-batches divisible by pp; dualpipe: pp even, micro-batches even and >= "
+         "2 pp, vpp 1; gpipe and zb-h1: pp >= 2, vpp 1; pp 1: 1f1b"),
+    Rule("recompute", _recompute, "recompute_layers ({recompute_layers}) must be at least 1 with block recompute and 0 "
+         "with any other", "set recompute: block, or leave recompute_layers out"),
+    Rule("overlap_tp", _overlap_tp, "overlap of tp needs sequence_parallel", "set sequence_parallel: true"),
+    Rule("overlap_ep", _overlap_ep, "overlap of ep needs two micro-batches side by side: pp 1, interleaved or dualpipe",
+         "change the schedule or set overlap ep to 0"),
+)  # fmt: skip
+
+
+def check(case: Case) -> np.ndarray:
+    """Code per row [N]: 0 legal, else 1 + index into RULES of the first rule that fails."""
+    code = np.zeros(case.tp.shape, dtype=np.int64)
+    for i, rule in enumerate(RULES):
+        code = np.where((code == 0) & ~rule.ok(case), i + 1, code)
+    return code
+
+
+def explain(case: Case, code: int, row: int = 0) -> str:
+    """Law, offence and remedy of a failed rule for one row."""
+    rule = RULES[code - 1]
+    moe = case.model.moe
+    names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
+    names |= {
+        "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
+        "ffn": case.model.ffn, "num_experts": moe.num_experts if moe else 0, "seq": case.workload.seq,
+        "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
+        "schedule": case.strategy.schedule.value,
+    }  # fmt: skip
+    return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"
+
+

@@ -1,0 +1,138 @@
+"""The sentence this package says: evaluate(model, strategy, system, workload) -> StepResult."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimator.batch import Out, Rows, compose_rows
+from estimator.compose import Tables
+from estimator.memory import ITEMS, RESERVED_FACTOR
+from estimator.model import ModelSpec
+from estimator.precision import recipe
+from estimator.result import COLUMNS, StageResult, StepResult, Value
+from estimator.rules import RULES, Case, check, explain
+from estimator.span import CODES
+from estimator.strategy import Strategy
+from estimator.tables import FIXED_HOST_S, NET_SIZES, ROW_SIZES, TableBuilder, choice_index, model_flops_per_token
+from estimator.workload import Workload
+from hardware.dtype import DType
+from hardware.system import SystemSpec
+
+__all__ = ["columns_of", "evaluate"]
+
+
+def evaluate(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, gate: bool = False
+) -> StepResult:
+    """Price one strategy, or `[N]` strategies that share their structure fields.
+
+    An illegal scalar raises ValueError (law, offence, remedy); illegal rows of a batch are marked with their rule. A row
+    that does not fit in memory is infeasible; `gate` leaves its seconds unpriced (NaN).
+    """
+    case = Case.of(model, strategy, system, workload)
+    code = check(case)
+    scalar = all(np.ndim(v) == 0 for v in strategy.sizes().values())
+    if scalar and code[0]:
+        raise ValueError(explain(case, int(code[0])))
+    legal = np.flatnonzero(code == 0)
+    out = np.full((len(code), len(Out)), np.nan)
+    stages: tuple[StageResult, ...] = ()
+    if legal.size:
+        out[legal], stages = _compose(case, legal, gate=gate)
+    columns = columns_of(out, model, system, workload, strategy.precision)
+    fits = out[:, Out.DEVICE_MEMORY_BYTES] <= system.usable_hbm_bytes
+    reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
+    assumptions = tuple(system.assumptions)
+    if not scalar:
+        return StepResult(columns=columns, feasible=fits, reason=reasons, assumptions=assumptions)
+    plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
+    return StepResult(
+        columns=plain, feasible=bool(fits[0]), reason=reasons[0], stages=stages, assumptions=assumptions,
+        finishing_rank=int(out[0, Out.RANK]),
+    )  # fmt: skip
+
+
+def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, tuple[StageResult, ...]]:
+    """Price the distinct rows of the legal candidates, then compose each."""
+    s = case.strategy
+    sizes = {name: values[legal] for name, values in case.sizes.items()}
+    builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,))
+    row_of, rows = distinct(sizes, ROW_SIZES)
+    net_of, nets = distinct(sizes, (*NET_SIZES, "dp"))
+    layout_of, places = distinct(sizes, ("pp", "vpp"))
+    made = [builder.layout(s.schedule, int(pp), int(v)) for pp, v in zip(places["pp"], places["vpp"], strict=True)]
+    tables = builder.tables(rows, nets)
+
+    def whole(name: str) -> np.ndarray:
+        return sizes[name].astype(np.int64)
+
+    n = len(legal)
+    candidates = Rows(
+        row=row_of, net=net_of, layout=np.array(made, dtype=np.int64)[layout_of],
+        schedule=np.full(n, CODES[s.schedule]), pp=whole("pp"), vpp=whole("vpp"),
+        num_micro_batches=whole("num_micro_batches"), choice=np.full(n, choice_index(builder.choices, s.recompute)),
+        layers=whole("recompute_layers"), overlap_tp=whole("overlap_tp"), overlap_ep=whole("overlap_ep"),
+        overlap_pp=whole("overlap_pp"), overlap_dp=whole("overlap_dp"), zero=whole("zero_stage"),
+        bucket=np.ascontiguousarray(sizes["bucket_bytes"]),
+    )  # fmt: skip
+    out = np.empty((n, len(Out)))
+    last = tables.layouts[candidates.layout[-1]]
+    items, seconds = np.zeros((candidates.pp[-1], len(ITEMS))), np.zeros((last[1], 3))
+    compose_rows(tables, candidates, gate, out, items, seconds)
+    return out, _stages(tables, last, items, seconds)
+
+
+def distinct(sizes: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Index of each candidate's distinct combination of `names` [N], and those combinations."""
+    stacked = np.stack([sizes[name] for name in names], axis=1)
+    found, inverse = np.unique(stacked, axis=0, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int64), {name: found[:, i].copy() for i, name in enumerate(names)}
+
+
+def _stages(tables: Tables, lay: np.ndarray, items: np.ndarray, seconds: np.ndarray) -> tuple[StageResult, ...]:
+    """Details of the last candidate, per rank."""
+    first = tables.first[lay[2] : lay[2] + lay[3]].reshape(lay[1], -1, tables.first.shape[1])
+    layers = first[:, -1].sum(axis=1)
+    result = []
+    for rank, memory in enumerate(items):
+        chunks = tables.chunks[lay[4] + rank, : lay[5]]
+        result.append(
+            StageResult(
+                rank=rank, memory=dict(zip(ITEMS, memory.tolist(), strict=True)),
+                layers=tuple(int(n) for n in layers[chunks]), forward_s=float(seconds[chunks, 0].sum()),
+                backward_s=float(seconds[chunks, 1:].sum()),
+            )
+        )  # fmt: skip
+    return tuple(result)
+
+
+def columns_of(
+    out: np.ndarray, model: ModelSpec, system: SystemSpec, workload: Workload, precision: str
+) -> dict[str, np.ndarray]:
+    """The columns of estimator/result.py from composed rows [N, Out]."""
+    col = {o.name.lower(): out[:, o].copy() for o in Out}
+    step, chips, tokens = col["step_time_s"], system.num_chips, float(workload.tokens)
+    r = recipe(precision)
+    per_chip = model_flops_per_token(model, workload.seq) * tokens / chips
+    peak = system.chip.matrix_flops_per_s.get(r.gemm, np.nan)
+    bf16 = system.chip.matrix_flops_per_s.get(DType.BF16, system.chip.matrix_flops_per_s.get(DType.FP16, np.nan))
+    priced = col["tile_s"] + col["measured_s"] + col["roofline_s"]
+    col |= {
+        "tokens_per_s": tokens / step,
+        "tokens_per_s_per_gpu": tokens / chips / step,
+        "model_tflops_per_gpu": per_chip / step / 1e12,
+        "mfu": per_chip / (step * peak),
+        "mfu_bf16": per_chip / (step * bf16),
+        "hfu": (per_chip + col["recompute_flops"]) / (step * peak),
+        "compute_s": col["forward_s"] + col["backward_s"] + col["recompute_s"],
+        "exposed_offload_s": np.zeros_like(step),
+        "fixed_host_s": np.full_like(step, FIXED_HOST_S),
+        "reserved_memory_bytes": col["peak_memory_bytes"] * RESERVED_FACTOR,
+        "num_gpus": np.full_like(step, chips),
+        "cost_usd_per_mtoken": system.price_usd_per_s * step / tokens * 1e6,
+        "energy_j_per_token": system.power_w * step / tokens,
+        "price_share_measured": col["measured_s"] / priced,
+        "price_share_tile": col["tile_s"] / priced,
+        "price_share_roofline": col["roofline_s"] / priced,
+    }
+    return {c.name: col[c.name] for c in COLUMNS}

@@ -1,0 +1,183 @@
+"""How a model is laid over a cluster: the choices a search makes. Knows nothing of what they cost.
+
+Structure fields (schedule, recompute, ZeRO stage, precision ...) are plain Python values and decide *which* ops exist.
+Size fields (tp, pp, micro_batch ...) are numbers, or float64 arrays of shape `[N]`, and decide *how big* ops are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ContextParallel",
+    "Fusion",
+    "Module",
+    "Optimizer",
+    "Overlap",
+    "Recompute",
+    "RecomputeKind",
+    "Schedule",
+    "Size",
+    "Strategy",
+]
+
+Size = int | float | np.ndarray
+"""A size field: one number, or `[N]` numbers, one per strategy."""
+
+
+class Schedule(Enum):
+    """Pipeline schedules (estimator/schedule.py has their orders and sources)."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    DUALPIPE = "dualpipe"
+
+
+class ContextParallel(Enum):
+    """How attention sees keys and values of other context-parallel ranks."""
+
+    RING = "ring"
+    ALL_GATHER = "all-gather"
+    ULYSSES = "ulysses"
+
+
+class Optimizer(Enum):
+    """Update rules whose states and traffic are modelled."""
+
+    ADAM = "adam"
+
+
+class Fusion(Enum):
+    """Kernels that replace several ops and the tensors between them."""
+
+    FLASH_ATTENTION = "flash_attention"
+    FUSED_LOSS = "fused_loss"
+    FUSED_NORM = "fused_norm"
+    FUSED_ACTIVATION = "fused_activation"
+
+
+class Module(Enum):
+    """Parts of a layer that selective recompute can name (Megatron-Core's names where it has them)."""
+
+    CORE_ATTENTION = "core_attn"
+    LAYERNORM = "layernorm"
+    MLA_UP_PROJ = "mla_up_proj"
+    MLP = "mlp"
+    MLP_ACTIVATION = "mlp_act"
+    MOE = "moe"
+    MOE_ACTIVATION = "moe_act"
+
+
+class RecomputeKind(Enum):
+    """How much of a layer's forward is run again in backward."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    BLOCK = "block"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What backward runs again. `modules` is empty unless the kind is SELECTIVE.
+
+    >>> str(Recompute.parse(["mla_up_proj", "layernorm"]))
+    'layernorm+mla_up_proj'
+    >>> Recompute.parse("full").kind
+    <RecomputeKind.FULL: 'full'>
+    """
+
+    kind: RecomputeKind = RecomputeKind.NONE
+    modules: frozenset[Module] = frozenset()
+
+    def __post_init__(self) -> None:
+        if (self.kind is RecomputeKind.SELECTIVE) != bool(self.modules):
+            raise ValueError(f"recompute modules go with selective recompute, and only with it; got {self}")
+
+    @classmethod
+    def parse(cls, value: str | list[str]) -> Recompute:
+        """From `none`, `full`, `block`, `selective` (core attention), `a+b`, or a list of module names."""
+        if isinstance(value, str) and value in {"none", "full", "block"}:
+            return cls(kind=RecomputeKind(value))
+        names = ["core_attn"] if value == "selective" else value.split("+") if isinstance(value, str) else value
+        known = {module.value: module for module in Module}
+        for name in names:
+            if name not in known:
+                accepted = ["none", "full", "block", "selective", *sorted(known)]
+                raise ValueError(f"recompute must name one of {accepted}, but got {name!r}")
+        if not names:
+            return cls()
+        return cls(kind=RecomputeKind.SELECTIVE, modules=frozenset(known[name] for name in names))
+
+    def __str__(self) -> str:
+        return "+".join(sorted(m.value for m in self.modules)) if self.modules else self.kind.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Which traffic runs beside compute: 1 on, 0 off."""
+
+    tp: Size = 0
+    ep: Size = 0
+    pp: Size = 0
+    dp: Size = 0
+
+
+DEFAULT_FUSION = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVATION})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One point of the design space, or `[N]` points that share their structure fields.
+
+    `dp` is what remains of the cluster: `num_chips / (tp * cp * pp)`; rules.py checks the products.
+    Rank order, inside out: tp, cp, dp, pp; the expert groups fold over the same world as etp, ep, edp, pp.
+    """
+
+    tp: Size = 1
+    cp: Size = 1
+    pp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
+    vpp: Size = 1
+    micro_batch: Size = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    layout: tuple[int, ...] | None = None  # transformer layers per chunk in model order; None: as even as it goes
+    sequence_parallel: bool = False
+    context_parallel: ContextParallel = ContextParallel.RING
+    zero_stage: Size = 0
+    recompute: Recompute = Recompute()
+    recompute_layers: Size = 0  # block recompute: the first N layers of each chunk
+    precision: str = "bf16"  # a recipe of estimator/precision.py
+    optimizer: Optimizer = Optimizer.ADAM
+    overlap: Overlap = field(default_factory=Overlap)
+    bucket_bytes: Size = 0  # gradient bucket of overlapped DP; 0: one bucket
+    fusion: frozenset[Fusion] = DEFAULT_FUSION
+
+    @property
+    def num_rows(self) -> int:
+        """Length of the batch: 1 for plain numbers."""
+        return int(max(np.size(value) for value in self.sizes().values()))
+
+    def sizes(self) -> dict[str, Size]:
+        """The size fields by name, overlap flags as `overlap_tp` and so on."""
+        plain = {name: getattr(self, name) for name in SIZE_FIELDS}
+        flags = {f"overlap_{f.name}": getattr(self.overlap, f.name) for f in fields(self.overlap)}
+        return plain | flags
+
+    def with_sizes(self, sizes: dict[str, Any]) -> Strategy:
+        """A copy with some size fields replaced; names as in `sizes()`."""
+        flags = {k.removeprefix("overlap_"): v for k, v in sizes.items() if k.startswith("overlap_")}
+        plain = {k: v for k, v in sizes.items() if not k.startswith("overlap_")}
+        return replace(self, **plain, overlap=replace(self.overlap, **flags))
+
+
+SIZE_FIELDS = (
+    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "recompute_layers", "bucket_bytes",
+)  # fmt: skip

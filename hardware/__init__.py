@@ -1,0 +1,10 @@
+"""States hardware: chips, links, clusters, each number with its source. Predicts nothing."""
+
+from __future__ import annotations
+
+from hardware.chip import ChipSpec
+from hardware.dtype import DType
+from hardware.link import Collective, LinkSpec
+from hardware.system import SystemSpec, Tier
+
+__all__ = ["ChipSpec", "Collective", "DType", "LinkSpec", "SystemSpec", "Tier"]

@@ -1,0 +1,79 @@
+"""Chips and systems as rows of text: field, value with its unit, source. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hardware._library import SCALARS, TABLES, chip
+from hardware.dtype import DType
+from hardware.link import LinkSpec
+from hardware.system import UNBOUNDED, SystemSpec
+from hardware.units import GB, GBIT, HOUR, TFLOPS, format_bytes, format_seconds
+
+__all__ = ["Row", "describe_chip", "describe_system"]
+
+
+class Row(NamedTuple):
+    """One line of a description."""
+
+    field: str
+    value: str
+    source: str
+
+
+def describe_chip(name: str) -> tuple[Row, ...]:
+    """What is known of a chip: field, value with its unit, source."""
+    spec = chip(name)
+    rows = [Row("name", spec.name, ""), Row("vendor", spec.vendor, "")]
+    for key in TABLES:
+        rows.append(Row(key, _table(key, getattr(spec, key)), spec.sources[key]))
+    rows.extend(Row(key, _scalar(key, getattr(spec, key)), spec.sources[key]) for key in SCALARS)
+    return tuple(rows)
+
+
+def describe_system(system: SystemSpec, *, source: str) -> tuple[Row, ...]:
+    """What is known of a system; `source` is where its make-up comes from."""
+    rows = [
+        Row("name", system.name, ""),
+        Row("chip", system.chip.name, source),
+        Row("num_chips", str(system.num_chips), source),
+        Row("chips_per_node", str(system.chips_per_node), source),
+        Row("num_nodes", str(system.num_nodes), "num_chips / chips_per_node"),
+    ]
+    for i, tier in enumerate(system.tiers):
+        span = "all chips" if tier.span == UNBOUNDED else f"{tier.span} chips"
+        rows.append(Row(f"tiers[{i}]", f"{tier.name}, {span}: {_link(tier.link)}", tier.link.source))
+    rows.append(Row("headroom", f"{system.headroom:.0%}", "share of memory left free"))
+    price = system.price_usd_per_s * HOUR
+    rows.append(Row("price", f"{price:,.2f} USD/h", system.chip.sources.get("price_usd_per_hour", "")))
+    rows.append(Row("power", f"{system.power_w / 1e3:,.1f} kW", "chips at TDP, without hosts, network and cooling"))
+    mean_s = 1.0 / system.failures_per_s if system.failures_per_s else float("inf")
+    failures = system.chip.sources.get("failures_per_hour", "")
+    rows.append(Row("mean time between failures", format_seconds(mean_s), failures))
+    rows.extend(Row("assumed", text, "") for text in system.assumptions)
+    return tuple(rows)
+
+
+def _link(wire: LinkSpec) -> str:
+    rate = f"{wire.bytes_per_s / GB:.4g} GB/s one way per chip ({wire.bytes_per_s / GBIT:.4g} Gb/s)"
+    return f"{rate}, {wire.efficiency:.0%} achieved, {format_seconds(wire.latency_s)} a hop"
+
+
+def _table(key: str, values: Mapping[DType, float]) -> str:
+    if key == "gemm_efficiency":
+        return ", ".join(f"{d.value} {v:.3g}" for d, v in values.items()) + " of peak"
+    return ", ".join(f"{d.value} {v / TFLOPS:.6g}" for d, v in values.items()) + " TFLOPS"
+
+
+def _scalar(key: str, value: float) -> str:
+    if key.endswith("efficiency"):
+        return f"{value:.3g} of peak"
+    if key.endswith("_bytes"):
+        return f"{format_bytes(value)} ({value / GB:.1f} GB)"
+    if key.endswith("bytes_per_s"):
+        return f"{value / GB:,.0f} GB/s"
+    if key == "launch_s":
+        return format_seconds(value)
+    unit = {"tdp_w": " W", "price_usd_per_hour": " USD/h", "failures_per_hour": " per hour"}.get(key, "")
+    return f"{value:g}{unit}"

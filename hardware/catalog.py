@@ -1,0 +1,75 @@
+"""Named chips and clusters, and systems described in place. The door to catalog/*.yaml; prices nothing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from hardware._build import build, system_of
+from hardware._describe import Row, describe_chip, describe_system
+from hardware._errors import reject_unknown
+from hardware._inline import system_from_mapping as _from_mapping
+from hardware._library import chip, chip_names, link, link_names, read, source_text
+from hardware.system import SystemSpec
+
+__all__ = [
+    "Row",
+    "chip",
+    "chip_names",
+    "cluster",
+    "cluster_names",
+    "describe_chip",
+    "describe_cluster",
+    "describe_system",
+    "link",
+    "link_names",
+    "system_from_mapping",
+    "system_of",
+]
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The names of known clusters, in catalogue order."""
+    return tuple(read("clusters")["clusters"])
+
+
+def cluster(name: str, num_chips: int | None = None) -> SystemSpec:
+    """The cluster of that name, with its usual or another number of chips.
+
+    >>> cluster("dgx_h100", 64).num_nodes
+    8
+    """
+    key = str(name).strip().lower()
+    entries = read("clusters")["clusters"]
+    if key not in entries:
+        reject_unknown("cluster", name, entries)
+    return _cluster(key, entries[key]["num_chips"] if num_chips is None else num_chips)
+
+
+@lru_cache(maxsize=1024)
+def _cluster(name: str, num_chips: int) -> SystemSpec:
+    entry = read("clusters")["clusters"][name]
+    return build(
+        name=name,
+        chip_spec=chip(entry["chip"]),
+        base=entry["chip"],
+        num_chips=num_chips,
+        chips_per_node=entry["chips_per_node"],
+        intra=entry["intra"],
+        inter=entry["inter"],
+    )
+
+
+def describe_cluster(name: str) -> tuple[Row, ...]:
+    """What is known of a cluster: field, value with its unit, source."""
+    system = cluster(name)
+    return describe_system(system, source=source_text("clusters", read("clusters")["clusters"][system.name]["source"]))
+
+
+def system_from_mapping(mapping: str | dict[str, Any]) -> SystemSpec:
+    """A system as a space file describes it: a cluster's name, a cluster with changes, or a description in full.
+
+    >>> system_from_mapping({"cluster": "dgx_h100", "num_chips": 64, "chip": {"price_usd_per_hour": 3.0}}).num_nodes
+    8
+    """
+    return _from_mapping(mapping, cluster)

@@ -1,0 +1,101 @@
+"""States what one accelerator can do: peaks, memory, power, price. Knows nothing of models or of other chips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hardware._errors import reject
+from hardware.dtype import DType
+
+__all__ = ["ChipSpec"]
+
+_POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown")
+_NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes")
+_FRACTIONS = ("attention_efficiency", "hbm_efficiency")
+_TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipSpec:
+    """One accelerator. Peaks are dense: structured sparsity is never counted.
+
+    Attributes:
+        matrix_flops_per_s: peak of the matrix engine (tensor cores, cubes) per format.
+        vector_flops_per_s: peak of the vector engine per format.
+        num_sms: parallel multiprocessors, which wave quantisation counts.
+        hbm_bytes: memory that the driver offers to programs, not the figure on the box.
+        failures_per_hour: interruptions of a job that one chip (with its share of host and network) causes.
+        launch_s: host time to launch one kernel.
+        context_bytes: driver context and communicator buffers, held outside the allocator.
+        gemm_efficiency: achieved / peak of large matrix products, before tile and wave losses of small ones.
+        gemm_slowdown: seconds of a matrix product inside a training step / alone: clocks and power under steady load.
+        attention_efficiency: causal-half FLOPs of long forward flash attention / bf16 (or fp16) matrix peak.
+        hbm_efficiency: achieved / peak bandwidth of long streams.
+        sources: where each field comes from, with its date.
+        assumptions: the fields that are assumed rather than published or measured, and why.
+    """
+
+    name: str
+    vendor: str
+    matrix_flops_per_s: Mapping[DType, float] = field(hash=False)
+    vector_flops_per_s: Mapping[DType, float] = field(hash=False)
+    num_sms: int
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    tdp_w: float
+    price_usd_per_hour: float
+    failures_per_hour: float
+    launch_s: float
+    context_bytes: float
+    gemm_efficiency: Mapping[DType, float] = field(hash=False)
+    attention_efficiency: float
+    hbm_efficiency: float
+    gemm_slowdown: float
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            self._check(name, getattr(self, name), low=0.0, strict=True)
+        for name in _NOT_NEGATIVE:
+            self._check(name, getattr(self, name), low=0.0, strict=False)
+        for name in _FRACTIONS:
+            self._check(name, getattr(self, name), low=0.0, strict=True, high=1.0)
+        for name in _TABLES:
+            high = 1.0 if name == "gemm_efficiency" else math.inf
+            for dtype, value in getattr(self, name).items():
+                self._check(f"{name}[{dtype.value}]", value, low=0.0, strict=True, high=high)
+        if self.context_bytes >= self.hbm_bytes:
+            law = f"{self.name}: context_bytes must be below hbm_bytes ({self.hbm_bytes:g})"
+            reject(law, f"{self.context_bytes:g}", "give both in bytes")
+        missing = [d.value for d in self.matrix_flops_per_s if d not in self.gemm_efficiency]
+        if missing:
+            law = f"{self.name}: gemm_efficiency must cover every format of matrix_flops_per_s"
+            reject(law, f"none for {', '.join(missing)}", "add them, as a fraction of peak")
+
+    def _check(self, name: str, value: float, *, low: float, strict: bool, high: float = math.inf) -> None:
+        above = value > low if strict else value >= low
+        if not (math.isfinite(value) and above and value <= high):
+            bound = f"{'above' if strict else 'at least'} {low:g}" + (
+                "" if math.isinf(high) else f" and at most {high:g}"
+            )
+            reject(f"{self.name}: {name} must be finite, {bound}", f"{value:g}", "use SI units and fractions")
+
+    def peak(self, dtype: DType) -> float:
+        """Dense FLOP/s of the engine that multiplies `dtype`: the matrix engine, else the vector engine.
+
+        Raises ValueError where the chip has neither.
+        """
+        if dtype in self.matrix_flops_per_s:
+            return self.matrix_flops_per_s[dtype]
+        if dtype in self.vector_flops_per_s:
+            return self.vector_flops_per_s[dtype]
+        engines = sorted({d.value for d in (*self.matrix_flops_per_s, *self.vector_flops_per_s)})
+        law = f"a precision must have an engine on the chip, and {self.name} has {', '.join(engines)}"
+        reject(law, dtype.value, "choose a precision recipe that the chip has, or another chip")
+
+    def offers(self, dtype: DType) -> bool:
+        """Whether the matrix engine multiplies `dtype`."""
+        return dtype in self.matrix_flops_per_s

@@ -1,0 +1,140 @@
+"""States a cluster: chips joined by tiers of links. Says which tiers a rank group spans; prices nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hardware._errors import reject
+from hardware.chip import ChipSpec
+from hardware.link import LinkSpec
+from hardware.units import HOUR
+
+__all__ = ["UNBOUNDED", "SystemSpec", "Tier"]
+
+UNBOUNDED = 2**40
+"""Span of a tier that reaches every chip however many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A level of the network: every `span` consecutive chips share one domain of it."""
+
+    name: str
+    span: int
+    link: LinkSpec
+
+    def __post_init__(self) -> None:
+        if self.span < 1:
+            reject(f"tier {self.name}: span must be at least 1", self.span, "give the chips of one domain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSpec:
+    """`num_chips` equal chips, joined by `tiers` from the inside out; ranks are numbered along them.
+
+    Attributes:
+        headroom: share of memory that a plan leaves free.
+        price_usd_per_hour: of one chip, where it differs from the chip's; the same for `failures_per_hour`.
+        assumptions: what was assumed to build the description.
+    """
+
+    name: str
+    chip: ChipSpec
+    num_chips: int
+    tiers: tuple[Tier, ...]
+    chips_per_node: int
+    headroom: float = 0.04
+    price_usd_per_hour: float | None = None
+    failures_per_hour: float | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("num_chips", "chips_per_node"):
+            if getattr(self, name) < 1:
+                reject(f"{self.name}: {name} must be at least 1", getattr(self, name), "count chips")
+        if not 0 <= self.headroom < 1:
+            reject(f"{self.name}: headroom must be in [0, 1)", self.headroom, "give the share to leave free")
+        for name in ("price_usd_per_hour", "failures_per_hour"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                reject(f"{self.name}: {name} must be at least 0", value, "give it per chip and hour")
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        if not self.tiers:
+            reject(f"{self.name}: a system has at least one tier", "none", "describe how chips are joined")
+        spans = [tier.span for tier in self.tiers]
+        for inner, outer in zip(spans, spans[1:], strict=False):
+            if inner >= outer:
+                reject(f"{self.name}: tier spans must increase from the inside out", spans, "sort the tiers")
+            # An unbounded tier simply counts chips; a last domain may then be partly filled.
+            if outer < UNBOUNDED and outer % inner:
+                law = f"{self.name}: each tier's span must divide the next ({inner} | {outer})"
+                reject(law, spans, f"use a multiple of {inner}")
+        if spans[-1] < self.num_chips:
+            law = f"{self.name}: the last tier must reach all {self.num_chips} chips"
+            reject(law, f"a span of {spans[-1]}", "widen it, or add a scale-out tier without a span")
+
+    @property
+    def num_tiers(self) -> int:
+        """How many tiers there are."""
+        return len(self.tiers)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts, the last of which may be partly used."""
+        return -(-self.num_chips // self.chips_per_node)
+
+    @property
+    def price_usd_per_s(self) -> float:
+        """Price of the whole system per second."""
+        own = self.price_usd_per_hour
+        return self.num_chips * (self.chip.price_usd_per_hour if own is None else own) / HOUR
+
+    @property
+    def failures_per_s(self) -> float:
+        """Interruptions of a job on the whole system per second."""
+        own = self.failures_per_hour
+        return self.num_chips * (self.chip.failures_per_hour if own is None else own) / HOUR
+
+    @property
+    def power_w(self) -> float:
+        """Power of the chips at their TDP. Ignores hosts, network and cooling, which differ by site."""
+        return self.num_chips * self.chip.tdp_w
+
+    @property
+    def usable_hbm_bytes(self) -> float:
+        """Memory of one chip that a plan may fill."""
+        return self.chip.hbm_bytes * (1.0 - self.headroom)
+
+    def with_chips(self, num_chips: int) -> SystemSpec:
+        """The same cluster with another number of chips."""
+        return replace(self, num_chips=num_chips)
+
+    def members(self, size: ArrayLike, stride: ArrayLike) -> NDArray[np.float64]:
+        """How many members of a rank group share one domain of each tier.
+
+        The group holds `size` ranks, `stride` apart. With n = size, s = stride and a domain of S chips, a domain that
+        the group covers holds S // s members; exact where s divides S and n·s divides S or is a multiple of it,
+        otherwise what every domain inside the group's range holds at least.
+
+        Returns: [..., num_tiers], with the broadcast shape of size and stride in front; the last tier holds all.
+        """
+        n, s = np.broadcast_arrays(np.asarray(size, dtype=np.float64), np.asarray(stride, dtype=np.float64))
+        if np.any(n < 1) or np.any(s < 1):
+            reject("a rank group has size and stride of at least 1", f"{size!r} and {stride!r}", "count ranks")
+        spans = np.array([tier.span for tier in self.tiers], dtype=np.float64)
+        # s >= S leaves S // s at 0 or 1, so the maximum covers the case of one member a domain.
+        held: NDArray[np.float64] = np.minimum(n[..., None], np.maximum(1.0, spans // s[..., None]))
+        held[..., -1] = n
+        return held
+
+    def tier_of(self, size: ArrayLike, stride: ArrayLike) -> NDArray[np.intp]:
+        """Index of the innermost tier of which one domain holds the whole group; shape as size and stride broadcast."""
+        held = self.members(size, stride)
+        index: NDArray[np.intp] = np.argmax(held >= held[..., -1:], axis=-1)
+        return index

@@ -1,0 +1,185 @@
+"""Columns of the Parquet files of a run: names, plain types, units and meaning. Reads and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.result import COLUMNS
+from estimator.strategy import ContextParallel, Fusion, Optimizer, Overlap, Recompute, Schedule, Strategy
+from results.table import Table
+
+__all__ = [
+    "FRONT_FIELDS",
+    "REFERENCE_ID",
+    "REJECTION_FIELDS",
+    "SCHEMA_VERSION",
+    "STRATEGY_NAMES",
+    "Field",
+    "Plain",
+    "conform",
+    "strategy_at",
+    "strategy_columns",
+    "strategy_json",
+]
+
+SCHEMA_VERSION = 1
+REFERENCE_ID = -1  # id of rows that were named by the user rather than enumerated
+
+
+class Plain(Enum):
+    """Column types that every Parquet reader knows, by their Arrow names."""
+
+    INT64 = "int64"
+    FLOAT64 = "float64"
+    STRING = "string"
+    BOOL = "bool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column. A column with a `default` may be left out by the writer."""
+
+    name: str
+    kind: Plain
+    unit: str
+    description: str
+    default: int | float | str | bool | None = None
+
+
+def _field(kind: Plain, name: str, description: str, unit: str = "", default: str | bool | None = None) -> Field:
+    return Field(name=name, kind=kind, unit=unit, description=description, default=default)
+
+
+_STRATEGY_FIELDS = (
+    _field(Plain.INT64, "tp", "tensor parallel degree", "1"),
+    _field(Plain.INT64, "pp", "pipeline stages", "1"),
+    _field(Plain.INT64, "cp", "context parallel degree", "1"),
+    _field(Plain.INT64, "ep", "expert parallel degree", "1"),
+    _field(Plain.INT64, "etp", "tensor parallel degree of experts", "1"),
+    _field(Plain.INT64, "dp", "data parallel degree: chips / (tp * cp * pp)", "1"),
+    _field(Plain.INT64, "vpp", "virtual stages of a rank", "1"),
+    _field(Plain.STRING, "schedule", "pipeline schedule"),
+    _field(Plain.STRING, "layout", "transformer layers per chunk joined by +, or 'even'"),
+    _field(Plain.INT64, "micro_batch", "sequences of a micro-batch", "1"),
+    _field(Plain.INT64, "zero_stage", "ZeRO stage", "1"),
+    _field(Plain.BOOL, "sequence_parallel", "norms and dropout are split by tp"),
+    _field(Plain.STRING, "context_parallel", "how attention sees other ranks' keys and values"),
+    _field(Plain.STRING, "recompute", "none, full, block, or modules joined by +"),
+    _field(Plain.INT64, "recompute_layers", "block recompute: first N layers of each chunk", "1"),
+    _field(Plain.STRING, "precision", "precision recipe"),
+    _field(Plain.STRING, "optimizer", "update rule"),
+    _field(Plain.BOOL, "overlap_tp", "tensor-parallel traffic runs beside compute"),
+    _field(Plain.BOOL, "overlap_dp", "data-parallel traffic runs beside compute"),
+    _field(Plain.BOOL, "overlap_ep", "expert traffic runs beside compute"),
+    _field(Plain.BOOL, "overlap_pp", "stage-to-stage traffic runs beside compute"),
+    _field(Plain.INT64, "bucket_bytes", "gradient bucket; 0: one bucket", "B"),
+    _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
+)
+STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
+
+FRONT_FIELDS: tuple[Field, ...] = (
+    _field(Plain.INT64, "id", "canonical index of the candidate; -1 for reference points", "1"),
+    _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),
+    _field(Plain.STRING, "system", "cluster"),
+    *_STRATEGY_FIELDS,
+    _field(Plain.INT64, "num_micro_batches", "micro-batches of a pipeline in one step", "1"),
+    _field(Plain.BOOL, "feasible", "passes every rule and the memory gate", default=True),
+    _field(Plain.STRING, "reason", "why it is not feasible, else empty", default=""),
+    *(_field(Plain.FLOAT64, column.name, column.description, column.unit) for column in COLUMNS),
+)
+REJECTION_FIELDS: tuple[Field, ...] = (
+    _field(Plain.STRING, "rule", "rule that rejected"),
+    _field(Plain.INT64, "count", "candidates that it rejected", "1"),
+    _field(Plain.STRING, "example", "one of them, with the law it breaks", default=""),
+)
+
+
+def conform(columns: Mapping[str, Sequence[Any] | NDArray[Any]], fields: tuple[Field, ...]) -> Table:
+    """The columns in schema order and type; ValueError on a missing, unknown, ragged or mistyped one."""
+    known = {field.name for field in fields}
+    if unknown := sorted(set(columns) - known):
+        raise ValueError(f"unknown columns {unknown}; the schema has {[field.name for field in fields]}")
+    missing = [field.name for field in fields if field.name not in columns and field.default is None]
+    if missing:
+        raise ValueError(f"every column of the schema must be given, but {missing} are missing")
+    num_rows = len(next(iter(columns.values())))
+    cells = {field.name: columns.get(field.name, [field.default] * num_rows) for field in fields}
+    return Table(columns={field.name: _cast(field, cells[field.name]) for field in fields})
+
+
+def _cast(field: Field, values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    if field.kind is Plain.STRING:
+        if wrong := [value for value in values if not isinstance(value, str)]:
+            raise ValueError(f"column {field.name!r} holds text, but got {wrong[0]!r}")
+        texts = np.empty(len(values), dtype=object)
+        texts[:] = list(values)
+        return texts
+    given = np.asarray(values)
+    if given.dtype.kind not in "biuf" and given.size:
+        raise ValueError(f"column {field.name!r} holds {field.kind.value}, but got {given.flat[0]!r}")
+    if field.kind is Plain.FLOAT64:
+        return given.astype(np.float64)
+    if given.dtype.kind == "f":  # sizes of a batch are float64 arrays; only whole numbers may become integers
+        whole = np.isfinite(given) & (given == np.rint(given)) & (np.abs(given) < 2.0**63)
+        if not whole.all():
+            raise ValueError(f"column {field.name!r} holds whole numbers, but got {given[~whole].flat[0]!r}")
+    if field.kind is Plain.BOOL and not np.isin(given, (0, 1)).all():
+        raise ValueError(f"column {field.name!r} holds true or false, but got {given.tolist()}")
+    return given.astype(np.bool_ if field.kind is Plain.BOOL else np.int64)
+
+
+def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict[str, Any]:
+    """The strategy columns of a batch, `[N]` each. `dp` is what the cluster leaves: chips / (tp * cp * pp)."""
+    sizes = strategy.sizes() | {"dp": dp}
+    (num_rows,) = np.broadcast_shapes((1,), *(np.shape(value) for value in sizes.values()))
+    texts = {
+        "schedule": strategy.schedule.value,
+        "layout": "even" if strategy.layout is None else "+".join(str(n) for n in strategy.layout),
+        "context_parallel": strategy.context_parallel.value,
+        "recompute": str(strategy.recompute),
+        "precision": strategy.precision,
+        "optimizer": strategy.optimizer.value,
+        "fusion": "+".join(sorted(f.value for f in strategy.fusion)) or "none",
+    }
+    columns: dict[str, Any] = {name: np.broadcast_to(value, num_rows) for name, value in sizes.items()}
+    columns |= {name: [text] * num_rows for name, text in texts.items()}
+    columns["sequence_parallel"] = [strategy.sequence_parallel] * num_rows
+    return {name: columns[name] for name in STRATEGY_NAMES}
+
+
+def strategy_at(row: Mapping[str, Any]) -> Strategy:
+    """The scalar strategy of one row of a front (the inverse of `strategy_columns`)."""
+    fusion = () if row["fusion"] == "none" else row["fusion"].split("+")
+    return Strategy(
+        **{name: int(row[name]) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")},
+        schedule=Schedule(row["schedule"]),
+        layout=None if row["layout"] == "even" else tuple(int(n) for n in row["layout"].split("+")),
+        sequence_parallel=bool(row["sequence_parallel"]),
+        context_parallel=ContextParallel(row["context_parallel"]),
+        recompute=Recompute.parse(row["recompute"]),
+        recompute_layers=int(row["recompute_layers"]),
+        precision=row["precision"],
+        optimizer=Optimizer(row["optimizer"]),
+        overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in ("tp", "ep", "pp", "dp")}),
+        bucket_bytes=int(row["bucket_bytes"]),
+        fusion=frozenset(Fusion(name) for name in fusion),
+    )
+
+
+def strategy_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The `strategy` object of JSON output: as the columns, with `overlap` nested and an explicit layout as a list."""
+    nested: dict[str, Any] = {}
+    for name in STRATEGY_NAMES:
+        if name.startswith("overlap_"):
+            nested.setdefault("overlap", {})[name.removeprefix("overlap_")] = row[name]
+        else:
+            nested[name] = row[name]
+    if nested["layout"] != "even":
+        nested["layout"] = [int(n) for n in nested["layout"].split("+")]
+    return nested

@@ -1,0 +1,207 @@
+"""What the row mapping of `search validate` assumes: for an empty cell, and for what has no column.
+
+One table, so that every assumption is counted and listed. An assumption follows from configuration columns only: never
+from a row's source, family or the name of its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from search.measured import Row
+
+__all__ = ["Cells", "generation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assumption:
+    """What an empty cell of `column` stands for. `fill` gives the text of the cell, or '' where nothing is assumed."""
+
+    column: str
+    fill: Callable[[Cells], str]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a framework does where a row does not say. `prefix` starts the row's `framework` cell."""
+
+    prefix: str
+    flash_attention: int = 1
+    fused_loss: bool = False
+    dp_overlap: int = 0
+    tp_overlap: int = 0
+
+
+_GENERATIONS = (
+    # The performance presets of both set cross_entropy_loss_fusion, overlap_grad_reduce and tp_comm_overlap.
+    Generation(prefix="megatron-bridge", fused_loss=True, dp_overlap=1, tp_overlap=1),
+    Generation(prefix="nemo", fused_loss=True, dp_overlap=1, tp_overlap=1),
+    # loss_fn: fused_crossentropy is its default; FSDP prefetches the next layer.
+    Generation(prefix="llm-foundry", fused_loss=True, dp_overlap=1),
+    # On Transformer Engine 2: its attention, and Megatron Core's fused cross-entropy.
+    Generation(prefix="megatron-lm v0.12", fused_loss=True, dp_overlap=1),
+    # Their own layers; --use-flash-attn has to be asked for.
+    Generation(prefix="megatron-lm", flash_attention=0),
+    Generation(prefix="megatron-deepspeed", flash_attention=0),
+    # Everything else: nothing but the attention kernel that all have used since 2023.
+    Generation(prefix=""),
+)
+
+
+def generation(framework: str) -> Generation:
+    """The documented generation of a framework: the first whose prefix fits.
+
+    >>> generation("nemo/megatron-core").fused_loss
+    True
+    """
+    return next(known for known in _GENERATIONS if framework.startswith(known.prefix))
+
+
+class Cells:
+    """The cells of a row with the empty ones filled in. `assumed` lists what was filled in, in order of use."""
+
+    __slots__ = ("assumed", "row")
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.assumed: list[str] = []
+
+    def text(self, column: str) -> str:
+        """The cell, or what is assumed for it; ValueError where there is neither."""
+        if self.row.has(column):
+            return self.row.cells[column]
+        assumption = _BY_COLUMN.get(column)
+        value = assumption.fill(self) if assumption else ""
+        if not assumption or not value:
+            raise ValueError(f"column {column} is empty, and nothing is assumed for it")
+        self.note(f"{column}={value}", assumption.why)
+        return value
+
+    def integer(self, column: str, *, least: int = 1) -> int:
+        """The cell as a whole number of at least `least`."""
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.row.bad(column, f"must be a whole number, but got {text!r}") from None
+        if not (least <= value <= _MOST and value == int(value)):
+            raise self.row.bad(column, f"must be a whole number of at least {least}, but got {text}")
+        return int(value)
+
+    def flag(self, column: str) -> bool:
+        """The cell as 0 or 1."""
+        value = self.integer(column, least=0)
+        if value > 1:
+            raise self.row.bad(column, f"must be 0 or 1, but got {value}")
+        return value == 1
+
+    def note(self, what: str, why: str) -> None:
+        """Lists one assumption, once."""
+        line = f"{what}: {why}"
+        if line not in self.assumed:
+            self.assumed.append(line)
+
+
+_MOST = 10**15  # Larger than any size of a training run, and still exact in a float.
+
+
+def _constant(value: str) -> Callable[[Cells], str]:
+    return lambda _cells: value
+
+
+def _head_dim(cells: Cells) -> str:
+    if cells.text("attention") == "mla":
+        return str(cells.integer("qk_nope_dim") + cells.integer("qk_rope_dim"))
+    hidden, heads = cells.integer("hidden"), cells.integer("heads")
+    return "" if hidden % heads else str(hidden // heads)
+
+
+def _is_gpt(cells: Cells, yes: str, no: str) -> str:
+    return yes if cells.text("arch") == "gpt" else no
+
+
+def _flash_attention(cells: Cells) -> str:
+    kernel = cells.row.cells["attention_kernel"]
+    if kernel:
+        return "0" if kernel == "unfused" else "1"
+    return str(generation(cells.row.cells["framework"]).flash_attention)
+
+
+def _schedule(cells: Cells) -> str:
+    if cells.integer("pp") == 1:
+        return "none"
+    return "interleaved" if cells.integer("vpp") > 1 else "1f1b"
+
+
+def _vpp(cells: Cells) -> str:
+    return "" if cells.row.cells["schedule"] == "interleaved" else "1"
+
+
+def _dp(cells: Cells) -> str:
+    world = cells.integer("tp") * cells.integer("cp") * cells.integer("pp")
+    return str(cells.integer("n_gpus") // world)
+
+
+_ASSUMPTIONS = (
+    _Assumption(column="ffn", fill=lambda c: c.row.cells["moe_ffn"], why="no dense layer needs another width"),
+    _Assumption(column="kv_heads", fill=lambda c: c.text("heads"), why="multi-head attention"),
+    _Assumption(column="head_dim", fill=_head_dim, why="hidden / heads, or the query-key width of MLA"),
+    _Assumption(column="vocab", fill=lambda c: _is_gpt(c, "50257", ""), why="GPT-2's byte-pair vocabulary"),
+    _Assumption(column="gated_mlp", fill=lambda c: _is_gpt(c, "0", "1"), why="as the architecture was published"),
+    _Assumption(column="tied_embeddings", fill=lambda c: _is_gpt(c, "1", "0"), why="as the architecture was published"),
+    _Assumption(
+        column="attention",
+        fill=lambda c: "mha" if c.text("kv_heads") == c.text("heads") else "gqa",
+        why="from the numbers of heads",
+    ),
+    _Assumption(
+        column="flash_attention",
+        fill=_flash_attention,
+        why="as attention_kernel says, else the default of the framework's generation",
+    ),
+    _Assumption(column="moe_ffn", fill=lambda c: c.text("ffn"), why="experts as wide as the dense MLP"),
+    _Assumption(column="shared_experts", fill=_constant("0"), why="no shared expert is published"),
+    _Assumption(column="first_dense_layers", fill=_constant("0"), why="every layer has experts"),
+    _Assumption(column="mtp_layers", fill=_constant("0"), why="no multi-token prediction is published"),
+    _Assumption(column="q_lora_rank", fill=_constant("0"), why="queries are projected directly"),
+    _Assumption(column="moe_routing", fill=_constant("balanced"), why="benchmarks force balanced routing"),
+    _Assumption(
+        column="gpus_per_node",
+        fill=lambda c: "4" if c.text("gpu") in {"gb200", "gb300"} else "8",
+        why="the usual node of that chip",
+    ),
+    _Assumption(
+        column="sp",
+        fill=lambda c: "1" if c.row.cells["tp_comm_overlap"] == "1" else "0",
+        why="overlap of tensor-parallel traffic needs it; off otherwise",
+    ),
+    _Assumption(column="cp", fill=_constant("1"), why="off unless published"),
+    _Assumption(column="vpp", fill=_vpp, why="one chunk a rank unless interleaved"),
+    _Assumption(column="ep", fill=_constant("1"), why="off unless published"),
+    _Assumption(column="etp", fill=_constant("1"), why="experts are not split unless published"),
+    _Assumption(column="dp", fill=_dp, why="n_gpus / (tp * cp * pp)"),
+    _Assumption(column="zero_stage", fill=_constant("0"), why="plain data parallelism unless published"),
+    _Assumption(column="schedule", fill=_schedule, why="Megatron's schedule for that pp and vpp"),
+    _Assumption(column="micro_batch", fill=_constant("1"), why="the usual micro-batch of large models"),
+    _Assumption(column="recompute", fill=_constant("none"), why="off unless published"),
+    _Assumption(
+        column="precision",
+        fill=lambda c: "fp16" if c.text("gpu").startswith("v100") else "bf16",
+        why="the half precision that the chip has",
+    ),
+    _Assumption(column="optimizer", fill=_constant("adam"), why="the usual optimizer of language models"),
+    _Assumption(
+        column="tp_comm_overlap",
+        fill=lambda c: str(generation(c.row.cells["framework"]).tp_overlap),
+        why="default of the framework's generation",
+    ),
+    _Assumption(
+        column="dp_overlap",
+        fill=lambda c: str(generation(c.row.cells["framework"]).dp_overlap),
+        why="default of the framework's generation",
+    ),
+    _Assumption(column="ep_overlap", fill=_constant("0"), why="off unless published"),
+)
+_BY_COLUMN = {assumption.column: assumption for assumption in _ASSUMPTIONS}

@@ -1,0 +1,352 @@
+"""Space files: a question a user asks, checked and complete. A configuration is a space with one point.
+
+Layers: defaults of the dataclasses < the YAML file < `--set`. Whatever is wrong is a SpaceError of one line,
+`FILE:LINE: KEY: rule; got VALUE; accepted ...`. Knows nothing of which points are legal or what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+
+import yaml
+
+import spaces
+from estimator.model import ModelSpec
+from estimator.model_io import load_model, model_from_mapping
+from estimator.result import COLUMNS, column
+from estimator.strategy import Strategy
+from estimator.workload import Workload
+from hardware.catalog import cluster, system_from_mapping
+from hardware.system import SystemSpec
+from search.axes import axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
+from search.objective import MAX_OBJECTIVES, Constraint, Objective
+from search.plain import from_plain, plain
+from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, parse_scalar, read_document
+
+__all__ = ["Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "parse_space", "shipped_spaces"]
+
+KEYS = ("name", "model", "system", "workload", "strategy", "objectives", "constraints", "search", "reference")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes a folder's
+DIRECTIONS = {
+    "minimise": True, "minimize": True, "min": True, "lower": True,
+    "maximise": False, "maximize": False, "max": False, "higher": False,
+}  # fmt: skip
+MAX_SYSTEMS = 1_000
+MAX_CHIPS = 10**7
+MAX_TOKENS = 10**9  # of a sequence, and sequences of a batch
+
+
+class Sampler(Enum):
+    """How points are chosen. AUTO is exhaustive wherever the exact sweep applies."""
+
+    AUTO = "auto"
+    EXHAUSTIVE = "exhaustive"
+    NSGA2 = "nsga2"
+    NSGA3 = "nsga3"
+    TPE = "tpe"
+    GP = "gp"
+    RANDOM = "random"
+    QMC = "qmc"
+
+
+class Keep(Enum):
+    """What a run stores: the front, or everything it prices."""
+
+    FRONT = "front"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search. None: the search decides."""
+
+    sampler: Sampler = Sampler.AUTO
+    keep: Keep = Keep.FRONT
+    block_size: int | None = None  # candidates of one unit of work
+    max_candidates: int | None = None  # stop after so many priced
+    workers: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Everything a search needs to know. Equal spaces give equal fronts."""
+
+    name: str
+    model: ModelSpec
+    systems: tuple[SystemSpec, ...]
+    workload: Workload
+    axes: Mapping[str, tuple[object, ...]]  # every name of axes.AXES, in that order; one value: fixed
+    objectives: tuple[Objective, ...]
+    constraints: tuple[Constraint, ...] = ()
+    options: SearchOptions = SearchOptions()
+    references: Mapping[str, Strategy] = field(default_factory=dict)
+
+    @property
+    def raw_size(self) -> int:
+        """Points before any rule: the product of the axes and the systems."""
+        return math.prod(len(values) for values in self.axes.values()) * len(self.systems)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a configuration."""
+        return self.raw_size == 1
+
+    @property
+    def system(self) -> SystemSpec:
+        """The system, where there is one."""
+        if len(self.systems) != 1:
+            raise SpaceError(f"{self.name}: system: a configuration has one; got {len(self.systems)}; accepted one")
+        return self.systems[0]
+
+    def strategy(self) -> Strategy:
+        """The one strategy of a configuration; SpaceError names the axes that have more."""
+        wide = [f"{name} ({len(values)} values)" for name, values in self.axes.items() if len(values) != 1]
+        if wide:
+            raise SpaceError(f"{self.name}: strategy: a configuration has one value per key; got {', '.join(wide)}")
+        return strategy_of({name: values[0] for name, values in self.axes.items()})
+
+    def resolved_yaml(self) -> str:
+        """The space with nothing left to look up or to default; loads back to an equal one."""
+        systems: list[Plain] = [{"spec": plain(system)} for system in self.systems]
+        content: dict[str, Plain] = {
+            "name": self.name,
+            "model": plain(self.model),
+            "system": systems[0] if len(systems) == 1 else systems,
+            "workload": plain(self.workload),
+            "strategy": dict(write_axes(self.axes)),
+            "objectives": {o.column: "minimise" if o.minimise else "maximise" for o in self.objectives},
+            "constraints": [constraint.expression.text for constraint in self.constraints],
+            "search": plain(self.options),
+            "reference": {name: dict(_write_point(point)) for name, point in self.references.items()},
+        }
+        return yaml.dump(
+            content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True
+        )
+
+
+def shipped_spaces() -> list[str]:
+    """Names that `load_space` takes without a path."""
+    return sorted(path.stem for path in spaces.SPACES.glob("*.yaml"))
+
+
+def load_space(path: str | Path, overrides: Sequence[str] = ()) -> Space:
+    """The space in a file, or the shipped one of that name, with `KEY=VALUE` overrides (dotted keys, YAML values)."""
+    file = Path(path)
+    if not file.exists() and str(path) == file.name and not file.suffix:
+        names = shipped_spaces()
+        if str(path) not in names:
+            near = get_close_matches(str(path), names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SpaceError(f"{path}: no such file or shipped space{hint}; accepted a path, {', '.join(names)}")
+        file = spaces.SPACES / f"{path}.yaml"
+    return _space(_overridden(read_document(file), overrides), file.parent, file.stem)
+
+
+def parse_space(text: str, source: str = "space", folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
+    """The space in a text; `folder` is where its relative paths start."""
+    return _space(_overridden(parse_document(text, source), overrides), folder, Path(source).stem)
+
+
+def _overridden(document: Document, overrides: Sequence[str]) -> Document:
+    if not isinstance(document.value, dict):
+        accepted = ", ".join(KEYS)
+        raise document.error((), "a space must be a mapping", document.value, f"a mapping with the keys {accepted}")
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        parts: Key = tuple(key.strip().split("."))
+        if not equals or not all(parts):
+            raise SpaceError(f"--set {text}: an override must be KEY=VALUE; accepted one such as strategy.tp=[1,2]")
+        parsed = parse_document(value, f"--set {key.strip()}").value
+        document = document.with_value(parts, parsed, "--set")
+    return document
+
+
+def _space(document: Document, folder: Path, stem: str) -> Space:
+    given = document.mapping((), KEYS)
+    for key in ("model", "system", "workload"):
+        if given.get(key) is None:
+            raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
+    axes = read_axes(document, ("strategy",))
+    return Space(
+        name=_name(document, stem),
+        model=_model(document, folder),
+        systems=_systems(document),
+        workload=_workload(document),
+        axes=axes,
+        objectives=_objectives(document),
+        constraints=_constraints(document),
+        options=_options(document),
+        references=_references(document, axes),
+    )
+
+
+def _name(document: Document, stem: str) -> str:
+    value = document.mapping(()).get("name", stem)
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise document.error(("name",), "must be letters, digits, '.', '_' and '-'", value, "a name such as llama3_70b")
+    return value
+
+
+def _model(document: Document, folder: Path) -> ModelSpec:
+    key: Key = ("model",)
+    value = document.get(key)
+    try:
+        if isinstance(value, dict):
+            return model_from_mapping(value)
+        if isinstance(value, str):
+            beside = folder / value
+            known = (spaces.MODELS / f"{value}.yaml").exists()
+            return load_model(str(beside) if beside.exists() and not known else value, [spaces.MODELS])
+    except ValueError as error:
+        raise _refused(document, key, error) from None
+    raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
+
+
+def _systems(document: Document) -> tuple[SystemSpec, ...]:
+    value = document.get(("system",))
+    if value == []:
+        raise document.error(("system",), "a list must not be empty", value, "at least one system")
+    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
+    systems = [system for key in keys for system in _some_systems(document, key)]
+    if len(systems) > MAX_SYSTEMS:
+        raise document.error(("system",), f"a space must have at most {MAX_SYSTEMS} systems", len(systems))
+    return tuple(s for i, s in enumerate(systems) if s not in systems[:i])
+
+
+def _some_systems(document: Document, key: Key) -> list[SystemSpec]:
+    """One entry of `system`: a name, a description of hardware.catalog, or `{spec: every field}` of a resolved file."""
+    value = document.get(key)
+    try:
+        if isinstance(value, str):
+            return [cluster(value)]
+        if isinstance(value, dict) and value:
+            return [_one_system(document, key, value, number) for number in _chips(document, (*key, "num_chips"))]
+    except SpaceError:
+        raise
+    except ValueError as error:
+        raise _refused(document, key, error) from None
+    raise document.error(key, "must be a name or a mapping", value, "dgx_h100, {cluster: dgx_h100, num_chips: 512}")
+
+
+def _one_system(document: Document, key: Key, value: dict[str, Plain], num_chips: int | None) -> SystemSpec:
+    if "spec" in value:
+        return from_plain(SystemSpec, document.mapping(key, ("spec",))["spec"], "spec")
+    return system_from_mapping(value if num_chips is None else {**value, "num_chips": num_chips})
+
+
+def _chips(document: Document, key: Key) -> list[int | None]:
+    value = document.get(key)
+    if value is None:
+        return [None]
+    if not isinstance(value, list):
+        return [whole(document, key, value, 1, MAX_CHIPS)]
+    if not 0 < len(value) <= MAX_SYSTEMS:
+        raise document.error(key, f"must have 1 to {MAX_SYSTEMS} values", len(value))
+    return [whole(document, (*key, i), item, 1, MAX_CHIPS) for i, item in enumerate(value)]
+
+
+def _refused(document: Document, key: Key, error: ValueError) -> SpaceError:
+    """What a builder refused, at the key its message starts with if the document has that."""
+    inner: Key = (*key, *str(error).split()[0].rstrip(":,").split("."))
+    known = inner in document.places
+    where = f"{document.place(inner if known else key)}: {'.'.join(map(str, key))}"
+    return SpaceError(f"{where}: {' '.join(str(error).split())}")
+
+
+def _workload(document: Document) -> Workload:
+    names = [f.name for f in fields(Workload)]
+    given = document.mapping(("workload",), names)
+    for name in names:
+        if given.get(name) is None:
+            raise document.error(("workload", name), "is required, but absent", accepted=f"a line '{name}: ...'")
+    return Workload(**{n: whole(document, ("workload", n), given[n], 1, MAX_TOKENS) for n in names})
+
+
+def _objectives(document: Document) -> tuple[Objective, ...]:
+    key: Key = ("objectives",)
+    value = document.mapping(()).get("objectives", ["step_time_s", "peak_memory_bytes"])
+    if not isinstance(value, list | dict) or not 1 <= len(value) <= MAX_OBJECTIVES:
+        rule = f"must name 1 to {MAX_OBJECTIVES} columns"
+        raise document.error(key, rule, value, "[step_time_s, peak_memory_bytes], {mfu: maximise}")
+    columns = [c.name for c in COLUMNS if c.better]
+    found = []
+    for i, name in enumerate(value):
+        at: Key = (*key, name if isinstance(value, dict) else i)  # type: ignore[arg-type]  # a mapping's key is text
+        known = column(member(document, at, name, columns))
+        direction = value[known.name] if isinstance(value, dict) else known.better
+        minimise = DIRECTIONS[member(document, at, direction, list(DIRECTIONS))]
+        found.append(Objective(column=known.name, minimise=minimise))
+    if len({o.column for o in found}) != len(found):
+        raise document.error(key, "a column must appear once", value)
+    return tuple(found)
+
+
+def _constraints(document: Document) -> tuple[Constraint, ...]:
+    value = document.mapping(()).get("constraints", [])
+    if not isinstance(value, list):
+        raise document.error(("constraints",), "must be a list", value, "['step_time_s <= 40']")
+    found = []
+    for i, text in enumerate(value):
+        key: Key = ("constraints", i)
+        if not isinstance(text, str):
+            raise document.error(key, "must be an expression", text, "'step_time_s <= 40'")
+        try:
+            found.append(Constraint.parse(text))
+        except SpaceError as error:
+            raise document.error(key, str(error)) from None
+    return tuple(found)
+
+
+def _options(document: Document) -> SearchOptions:
+    key: Key = ("search",)
+    given = document.mapping(key, [f.name for f in fields(SearchOptions)])
+    highs = {"block_size": 10**7, "max_candidates": 10**18, "workers": 10**5, "seed": 2**32 - 1}
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        at: Key = (*key, name)
+        if name == "sampler":
+            values[name] = Sampler(member(document, at, value, [s.value for s in Sampler]))
+        elif name == "keep":
+            values[name] = Keep(member(document, at, value, [k.value for k in Keep]))
+        elif value is not None or name == "seed":
+            values[name] = whole(document, at, value, 0 if name == "seed" else 1, highs[name])
+    return SearchOptions(**values)  # type: ignore[arg-type]  # checked above
+
+
+def _references(document: Document, axes: Mapping[str, tuple[object, ...]]) -> dict[str, Strategy]:
+    """Named points. They take the space's fixed values, and Strategy's defaults where the space is open."""
+    base = axis_values(Strategy()) | {name: values[0] for name, values in axes.items() if len(values) == 1}
+    found = {}
+    for name in document.mapping(("reference",)):
+        if not NAME.fullmatch(name):
+            raise document.error(("reference", name), "a name must be letters, digits, '.', '_' and '-'", name)
+        if not document.mapping(("reference", name)):
+            raise document.error(("reference", name), "must hold at least one key of a strategy", accepted="tp: 8")
+        found[name] = read_strategy(document, ("reference", name), base)
+    return found
+
+
+def _write_point(point: Strategy) -> dict[str, Plain]:
+    return write_axes({name: (value,) for name, value in axis_values(point).items()})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that our reader would take for something else; writes no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if isinstance(parse_scalar(text), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

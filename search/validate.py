@@ -1,0 +1,244 @@
+"""Predicted against measured: rows → configurations → predictions → errors, the report of `search validate`.
+
+Errors are fractions: predicted / measured - 1. Of them, `bias` is the mean, `mape` the mean size, `median_ape` and
+`p90_ape` the 50th and 90th percentile of the size, interpolated linearly. Ranking looks at groups of rows that differ
+only in how they are laid out (search/measured.py names the columns). Every row is accounted for: scored, skipped with a
+reason, or reported without a score because its `complete` is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from estimator.model import ModelSpec
+from estimator.step import evaluate
+from estimator.strategy import Strategy
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+from search.configuration import Configuration, configuration
+from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Row, measured_of
+from search.ranking import kendall_tau_b, regret
+
+__all__ = ["table", "validate"]
+
+
+class Prediction(Protocol):
+    """What scoring needs of a StepResult."""
+
+    @property
+    def step_time_s(self) -> Any:  # noqa: ANN401  # a number, or an array of one
+        """Seconds of a step."""
+
+    @property
+    def reason(self) -> Any:  # noqa: ANN401  # as above
+        """Why there is no step time."""
+
+
+Predict = Callable[[ModelSpec, Strategy, SystemSpec, Workload], Prediction]
+
+_COUNTERS = {
+    "allocated": "peak_memory_bytes",
+    "reserved": "reserved_memory_bytes",
+    "nvidia-smi": "device_memory_bytes",
+    "unknown": "peak_memory_bytes",
+    "": "peak_memory_bytes",
+}
+_NUM_WORST = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class _Case:
+    """One row on its way through prediction and scoring."""
+
+    row: Row
+    predicted_s: float | None = None
+    predicted_bytes: float | None = None
+    measured_s: float | None = None
+    measured_bytes: float | None = None
+    assumed: tuple[str, ...] = ()
+    skipped: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the row takes part in scoring."""
+        return self.skipped is None and self.row.cells["complete"] == "1"
+
+    @property
+    def error(self) -> float | None:
+        """Of step time; None where the row is not scored on it."""
+        return _error(self.predicted_s, self.measured_s) if self.complete else None
+
+    @property
+    def memory_error(self) -> float | None:
+        """Of memory; None where the row is not scored on it."""
+        return _error(self.predicted_bytes, self.measured_bytes) if self.complete else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether the row has an error of either kind."""
+        return self.error is not None or self.memory_error is not None
+
+
+def validate(rows: Iterable[Row], predict: Predict = evaluate) -> dict[str, Any]:
+    """The report on measured rows, with the keys of the JSON form: plain values only, None where there is none."""
+    cases = [_case(row, predict) for row in rows]
+    families: dict[str, list[_Case]] = defaultdict(list)
+    for case in cases:
+        families[case.row.cells["family"]].append(case)
+    return {
+        "rows": len(cases),
+        "scored": sum(case.scored for case in cases),
+        "skipped": dict(Counter(case.skipped for case in cases if case.skipped).most_common()),
+        "families": {name: _summary(members) for name, members in families.items()},
+        "overall": _summary(cases),
+        "cases": [_as_dict(case) for case in cases],
+    }
+
+
+def table(report: dict[str, Any], *, num_worst: int = _NUM_WORST) -> str:
+    """The report as text: families, then the worst rows, then what was skipped."""
+    names = max([20, *(len(name) + 1 for name in report["families"])])
+    lines = [
+        f"{'family':<{names}}{'n':>5}{'mape':>8}{'median':>8}{'p90':>8}{'bias':>8}{'mem mape':>10}"
+        f"{'groups':>8}{'tau':>7}{'regret':>8}"
+    ]
+    lines += [_summary_line(f"{name:<{names}}", family) for name, family in sorted(report["families"].items())]
+    lines.append(_summary_line(f"{'all':<{names}}", report["overall"]))
+    wrong = [case for case in report["cases"] if case["error"] is not None]
+    wrong.sort(key=lambda case: -abs(case["error"]))
+    if wrong[:num_worst]:
+        width = max(len(case["case_id"]) for case in wrong[:num_worst])
+        lines += ["", f"{'worst rows':<{width}}{'predicted s':>13}{'measured s':>12}{'error':>9}"]
+        lines += [
+            f"{case['case_id']:<{width}}{case['predicted_step_time_s']:>13.4g}{case['measured_step_time_s']:>12.4g}"
+            f"{case['error']:>+9.1%}"
+            for case in wrong[:num_worst]
+        ]
+    num_skipped = sum(report["skipped"].values())
+    unscored = report["rows"] - report["scored"] - num_skipped
+    lines += ["", f"{report['rows']} rows: {report['scored']} scored, {unscored} incomplete, {num_skipped} skipped"]
+    lines += [f"{count:>6} skipped: {reason}" for reason, count in report["skipped"].items()]
+    return "\n".join(lines)
+
+
+def _case(row: Row, predict: Predict) -> _Case:
+    """Predicts one row. Whatever is wrong with the row becomes the reason why it is skipped."""
+    case = _Case(row=row)
+    try:
+        config = configuration(row)
+        case.assumed = config.assumed
+        case.predicted_s, case.predicted_bytes = _prediction(row, config, predict)
+        measured = measured_of(row, tokens=config.workload.tokens, num_gpus=config.system.num_chips)
+        case.measured_s, case.measured_bytes = measured.step_time_s, measured.peak_memory_bytes
+        _check_score(row, case)
+    except ValueError as error:
+        case.skipped = " ".join(str(error).split())
+    return case
+
+
+def _prediction(row: Row, config: Configuration, predict: Predict) -> tuple[float | None, float | None]:
+    """Step seconds, and bytes in the counter that the row was measured with."""
+    result = predict(config.model, config.strategy, config.system, config.workload)
+    column = _COUNTERS.get(row.cells["mem_kind"], "peak_memory_bytes")
+    seconds, nbytes = float(result.step_time_s), float(getattr(result, column))
+    if not math.isfinite(seconds):
+        raise ValueError(f"no step time is predicted: {result.reason}")
+    return seconds, nbytes if math.isfinite(nbytes) else None
+
+
+def _check_score(row: Row, case: _Case) -> None:
+    if row.cells["mem_kind"] not in _COUNTERS:
+        kinds = ", ".join(kind for kind in _COUNTERS if kind)
+        raise row.bad("mem_kind", f"must be one of {kinds}, but got {row.cells['mem_kind']!r}")
+    if row.cells["complete"] not in {"0", "1"}:
+        raise row.bad("complete", f"must be 0 or 1, but got {row.cells['complete']!r}")
+    if row.cells["complete"] == "1" and case.measured_s is None and case.measured_bytes is None:
+        raise ValueError("complete is 1, but neither a step time nor a memory was measured")
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or measured is None else predicted / measured - 1
+
+
+def _summary(cases: Sequence[_Case]) -> dict[str, Any]:
+    """Scores of one family, or of all rows."""
+    return {
+        "n": sum(case.scored for case in cases),
+        "step_time": _spread([case.error for case in cases if case.error is not None]),
+        "memory": _spread([case.memory_error for case in cases if case.memory_error is not None]),
+        "ranking": _ranking(cases),
+    }
+
+
+def _spread(errors: Sequence[float]) -> dict[str, float | None]:
+    if not errors:
+        return dict.fromkeys(("mape", "median_ape", "p90_ape", "bias"))
+    sizes = np.abs(errors)
+    return {
+        "mape": float(sizes.mean()),
+        "median_ape": float(np.median(sizes)),
+        "p90_ape": float(np.percentile(sizes, 90)),
+        "bias": float(np.mean(errors)),
+    }
+
+
+def _ranking(cases: Sequence[_Case]) -> dict[str, float | int | None]:
+    """Means over the groups that have layouts to rank. Repeats of a layout count once, with their median."""
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for case in cases:
+        if case.complete and case.predicted_s is not None and case.measured_s is not None:
+            cells = case.row.cells
+            group = (cells["family"], *(cells[name] for name in GROUP_COLUMNS))
+            layout = tuple(cells[name] for name in STRATEGY_COLUMNS)
+            groups[group][layout].append((case.predicted_s, case.measured_s))
+    taus, regrets = [], []
+    for layouts in groups.values():
+        predicted, measured = np.array([np.median(pairs, axis=0) for pairs in layouts.values()]).T
+        tau = kendall_tau_b(predicted, measured)
+        if tau is not None:
+            taus.append(tau)
+            regrets.append(regret(predicted, measured))
+    return {
+        "groups": len(taus),
+        "tau": float(np.mean(taus)) if taus else None,
+        "regret": float(np.mean(regrets)) if regrets else None,
+    }
+
+
+def _as_dict(case: _Case) -> dict[str, Any]:
+    return {
+        "case_id": case.row.cells["case_id"] or case.row.place,
+        "family": case.row.cells["family"],
+        "predicted_step_time_s": case.predicted_s,
+        "p10_s": None,
+        "p90_s": None,
+        "measured_step_time_s": case.measured_s,
+        "error": case.error,
+        "predicted_peak_memory_bytes": case.predicted_bytes,
+        "measured_peak_memory_bytes": case.measured_bytes,
+        "memory_error": case.memory_error,
+        "assumed": list(case.assumed),
+        "skipped": case.skipped,
+    }
+
+
+def _summary_line(name: str, summary: dict[str, Any]) -> str:
+    step, memory, ranking = summary["step_time"], summary["memory"], summary["ranking"]
+
+    def percent(value: float | None, width: int, sign: str = "") -> str:
+        return f"{'-' if value is None else format(value, f'{sign}.1%'):>{width}}"
+
+    tau = "-" if ranking["tau"] is None else f"{ranking['tau']:.2f}"
+    return (
+        f"{name}{summary['n']:>5}{percent(step['mape'], 8)}{percent(step['median_ape'], 8)}"
+        f"{percent(step['p90_ape'], 8)}{percent(step['bias'], 8, '+')}{percent(memory['mape'], 10)}"
+        f"{ranking['groups']:>8}{tau:>7}{percent(ranking['regret'], 8)}"
+    )

@@ -1,0 +1,212 @@
+"""The catalogue: every number sourced, figures sane, lookups that fail helpfully."""
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hardware import catalog
+from hardware.dtype import DType
+from hardware.link import Collective
+from hardware.units import GB, GIB
+
+FOLDER = Path(catalog.__file__).parent / "catalog"
+FILES = sorted(FOLDER.glob("*.yaml"))
+H100 = catalog.chip("h100-80g-sxm")
+
+
+def unsourced(node, sources, where="", covered=False):
+    """Paths of numbers that stand in no block with a dated source."""
+    if isinstance(node, dict):
+        if "source" in node:
+            entry = sources.get(node["source"], {})
+            covered = bool(entry.get("text")) and re.fullmatch(r"\d{4}-\d{2}", str(entry.get("date"))) is not None
+        return [p for key, value in node.items() for p in unsourced(value, sources, f"{where}.{key}", covered)]
+    if isinstance(node, list):
+        return [p for i, value in enumerate(node) for p in unsourced(value, sources, f"{where}[{i}]", covered)]
+    is_number = isinstance(node, int | float) and not isinstance(node, bool)
+    return [where] if is_number and not covered else []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_no_number_lacks_a_dated_source(path):
+    data = yaml.safe_load(path.read_text())
+    sources = data.pop("sources")
+    assert unsourced(data, sources) == []
+
+
+def test_the_walk_finds_a_number_without_source_and_a_source_without_date():
+    sources = {"dated": {"text": "a", "date": "2024-01"}, "undated": {"text": "b"}}
+    assert unsourced({"a": {"value": 1}}, sources) == [".a.value"]
+    assert unsourced({"a": {"value": 1, "source": "undated"}}, sources) == [".a.value"]
+    assert unsourced({"a": {"value": 1, "source": "absent"}}, sources) == [".a.value"]
+    assert unsourced({"a": [{"values": {"x": 1}, "source": "dated"}]}, sources) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_every_source_is_used_and_lies_in_the_past(path):
+    data = yaml.safe_load(path.read_text())
+    sources = data.pop("sources")
+    used = set(re.findall(r"source: (\w+)", path.read_text()))
+    assert used == set(sources)
+    for entry in sources.values():
+        assert str(entry["date"]) <= f"{datetime.date.today():%Y-%m}"
+
+
+def test_the_chips_that_measured_rows_name_are_there():
+    wanted = """v100-32g a100-40g-sxm a100-80g-sxm a100-80g-pcie h100-80g-sxm h100-96g-sxm-hbm2e-500w h100-95g-sxm-hbm2e
+    h800-80g-sxm h20-96g h200-141g-sxm b200-180g-sxm b300-288g-sxm gb200 gb300 ascend-910b ascend-910c""".split()
+    assert set(catalog.chip_names()) == set(wanted)
+
+
+@pytest.mark.parametrize("name", catalog.chip_names())
+def test_every_field_has_a_source_with_a_date(name):
+    spec = catalog.chip(name)
+    for key, text in spec.sources.items():
+        assert re.search(r"\(\d{4}-\d{2}\)", text), key
+    assert {"matrix_flops_per_s", "hbm_bytes", "tdp_w", "gemm_efficiency", "hbm_efficiency"} <= set(spec.sources)
+
+
+@pytest.mark.parametrize("name", catalog.chip_names())
+def test_price_and_failure_rate_are_marked_as_assumptions(name):
+    spec = catalog.chip(name)
+    for key in ("price_usd_per_hour", "failures_per_hour"):
+        assert any(a.startswith(f"{name} {key}:") for a in spec.assumptions)
+
+
+def test_the_failure_rate_is_that_of_the_llama_3_report():
+    # 419 interruptions, 54 days, 16,384 chips; the catalogue keeps four digits.
+    assert H100.failures_per_hour == pytest.approx(419 / (54 * 24 * 16384), rel=5e-4)
+
+
+@pytest.mark.parametrize("name", catalog.chip_names())
+def test_peaks_are_ordered_as_silicon_is(name):
+    peaks = catalog.chip(name).matrix_flops_per_s
+    assert peaks.get(DType.BF16, peaks[DType.FP16]) == peaks[DType.FP16]
+    if DType.TF32 in peaks:
+        assert peaks[DType.TF32] == peaks[DType.BF16] / 2
+    for twice in (DType.FP8, DType.MXFP8, DType.INT8):
+        if twice in peaks:
+            assert peaks[twice] == 2 * peaks[DType.BF16]
+    if DType.NVFP4 in peaks:
+        assert peaks[DType.NVFP4] >= 2 * peaks[DType.FP8]
+    assert catalog.chip(name).vector_flops_per_s[DType.FP32] < peaks[DType.FP16]
+
+
+def test_peaks_are_dense():
+    assert H100.peak(DType.BF16) == 989.4e12
+    assert catalog.chip("a100-80g-sxm").peak(DType.BF16) == 312e12
+    assert catalog.chip("b200-180g-sxm").peak(DType.FP8) == 4.5e15
+
+
+def test_a_format_without_matrix_engine_runs_on_the_vector_engine():
+    assert H100.peak(DType.FP32) == H100.vector_flops_per_s[DType.FP32]
+    assert not H100.offers(DType.FP32)
+
+
+def test_a_format_the_chip_lacks_is_refused_with_what_it_has():
+    with pytest.raises(ValueError, match="a100-80g-sxm has bf16, fp16, fp32, int8, tf32, but got fp8; choose"):
+        catalog.chip("a100-80g-sxm").peak(DType.FP8)
+
+
+def test_memory_is_what_the_driver_offers():
+    assert 79 * GIB < H100.hbm_bytes < 80 * GIB
+    assert catalog.chip("h800-80g-sxm").hbm_bytes == H100.hbm_bytes
+    assert catalog.chip("a100-40g-sxm").hbm_bytes < 40 * GIB
+
+
+@pytest.mark.parametrize("name", ["h800-80g-sxm", "h20-96g", "b300-288g-sxm", "a100-80g-pcie"])
+def test_an_inherited_efficiency_says_so(name):
+    spec = catalog.chip(name)
+    for key in ("gemm_efficiency", "attention_efficiency"):
+        assert spec.sources[key].startswith("as ")
+        assert any(a.startswith(f"{name} {key}: as ") for a in spec.assumptions)
+
+
+def test_a_variant_differs_where_it_says_and_nowhere_else():
+    pcie, sxm = catalog.chip("a100-80g-pcie"), catalog.chip("a100-80g-sxm")
+    assert pcie.hbm_bytes_per_s < sxm.hbm_bytes_per_s
+    assert pcie.tdp_w == 300
+    assert pcie.matrix_flops_per_s == sxm.matrix_flops_per_s
+
+
+def test_lookups_ignore_case_and_know_aliases():
+    assert catalog.chip(" H20 ") is catalog.chip("h20-96g")
+    assert catalog.cluster("DGX_H100") == catalog.cluster("dgx_h100")
+
+
+@pytest.mark.parametrize(
+    ("lookup", "name", "near"),
+    [
+        (catalog.chip, "h100-80g", "h100-80g-sxm"),
+        (catalog.cluster, "dgx_h10", "dgx_h100"),
+        (catalog.link, "nvlink4-90", "nvlink4-900"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(lookup, name, near):
+    with pytest.raises(ValueError, match=f"unknown .*{name!r}; did you mean {near!r}"):
+        lookup(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "chips_per_node", "scale_up", "scale_out"),
+    [
+        ("v100_dgx2", 16, 16, 150, 6.25),
+        ("dgx_a100", 8, 8, 300, 25),
+        ("a100_pcie", 8, 8, 31.5, 3.125),
+        ("dgx_h100", 8, 8, 450, 50),
+        ("dgx_h800", 8, 8, 200, 50),
+        ("h20_8x", 8, 8, 450, 50),
+        ("dgx_h200", 8, 8, 450, 50),
+        ("dgx_b200", 8, 8, 900, 50),
+        ("dgx_b300", 8, 8, 900, 100),
+        ("gb200_nvl72", 72, 4, 900, 50),
+        ("gb300_nvl72", 72, 4, 900, 100),
+        ("ascend_910b_pod", 8, 8, 196, 25),
+        ("ascend_910c_superpod", 384, 8, 392, 50),
+    ],
+)
+def test_clusters_have_the_domains_and_one_way_rates_of_their_datasheets(
+    name, domain, chips_per_node, scale_up, scale_out
+):
+    s = catalog.cluster(name)
+    assert s.tiers[0].span == domain
+    assert s.chips_per_node == chips_per_node
+    assert [tier.link.bytes_per_s / GB for tier in s.tiers] == pytest.approx([scale_up, scale_out], rel=1e-12)
+    assert s.assumptions == ()
+
+
+def test_a_cluster_takes_another_size_and_caches():
+    assert catalog.cluster("dgx_h100", 64).num_chips == 64
+    assert catalog.cluster("dgx_h100", 64) is catalog.cluster("dgx_h100", 64)
+    assert catalog.cluster("dgx_h100", 64) == catalog.cluster("dgx_h100").with_chips(64)
+
+
+def test_nvlink_efficiencies_follow_the_measured_bus_bandwidths():
+    # Bus bandwidth of one node at 512 MiB, GB/s, median of both placements; shares are kept to two digits.
+    for name, collective, measured in [
+        ("nvlink3-600", Collective.ALL_REDUCE, 218.8), ("nvlink3-600", Collective.ALL_GATHER, 205.2),
+        ("nvlink4-900", Collective.ALL_REDUCE, 398.7), ("nvlink4-900", Collective.ALL_GATHER, 335.4),
+        ("nvlink5-1800", Collective.ALL_REDUCE, 662.4), ("nvlink5-1800", Collective.ALL_TO_ALL, 561.8),
+        ("nvlink5-1800-nvl72", Collective.ALL_GATHER, 570.7),
+    ]:  # fmt: skip
+        assert catalog.link(name).achieved_bytes_per_s(collective) == pytest.approx(measured * GB, rel=0.01)
+
+
+def test_a_description_gives_field_value_with_unit_and_source():
+    rows = {row.field: row for row in catalog.describe_chip("h800-80g-sxm")}
+    assert rows["tdp_w"].value == "700 W"
+    assert rows["hbm_bytes"].value == "79.6 GiB (85.5 GB)"
+    assert "bf16 989.4" in rows["matrix_flops_per_s"].value
+    assert rows["price_usd_per_hour"].value == "2 USD/h"
+    assert all(row.source for row in rows.values() if row.field not in ("name", "vendor"))
+
+
+def test_a_cluster_description_shows_its_tiers():
+    rows = {row.field: row.value for row in catalog.describe_cluster("gb200_nvl72")}
+    assert rows["num_nodes"] == "144"
+    assert rows["tiers[0]"].startswith("nvlink, 72 chips: 900 GB/s one way per chip")
+    assert rows["tiers[1]"].startswith("ib, all chips: 50 GB/s one way per chip (400 Gb/s)")
+    assert rows["power"] == "691.2 kW"
