@@ -213,17 +213,25 @@ def _explain_rank(
             if n == 0:
                 continue
             x = base[k]
-            full = n if layers == 0 else each * first[j * depth + min(layers, depth - 1), k]
-            a = again[1 if layers > 0 else choice, k]
             out[O_FWD] += n * x[F_COMP]
             out[O_BWD] += n * (x[B_COMP] + x[W_COMP])
-            out[O_REC] += full * a[R_COMP]
-            out[O_TP] += n * (x[F_TP0 + tp] + x[B_TP0 + tp]) + full * a[R_TP0 + tp]
-            out[O_EP] += n * (x[F_EP0 + ep] + x[B_EP0 + ep]) + full * a[R_EP0 + ep]
-            out[O_CP] += n * (x[F_CP] + x[B_CP]) + full * a[R_CP]
-            out[O_HOST] += n * (x[F_HOST] + x[B_HOST] + x[W_HOST]) + full * a[R_HOST]
+            out[O_TP] += n * (x[F_TP0 + tp] + x[B_TP0 + tp])
+            out[O_EP] += n * (x[F_EP0 + ep] + x[B_EP0 + ep])
+            out[O_CP] += n * (x[F_CP] + x[B_CP])
+            out[O_HOST] += n * (x[F_HOST] + x[B_HOST] + x[W_HOST])
             for s in range(3):
-                out[O_TILE + s] += n * x[B_TILE + s] + full * a[R_TILE + s]
+                out[O_TILE + s] += n * x[B_TILE + s]
+            # Under block recompute, the first layers of the chunk are recomputed in full and the others not.
+            full = n if layers == 0 else each * first[j * depth + min(layers, depth - 1), k]
+            for part in range(2):
+                again_n, a = (full, again[1 if layers > 0 else choice, k]) if part == 0 else (n - full, again[0, k])
+                out[O_REC] += again_n * a[R_COMP]
+                out[O_TP] += again_n * a[R_TP0 + tp]
+                out[O_EP] += again_n * a[R_EP0 + ep]
+                out[O_CP] += again_n * a[R_CP]
+                out[O_HOST] += again_n * a[R_HOST]
+                for s in range(3):
+                    out[O_TILE + s] += again_n * a[R_TILE + s]
         if pp == 0:
             out[O_PP] += each * hop * ((1 if j < num_chunks - 1 else 0) + (1 if j > 0 else 0))
     named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]
@@ -241,7 +249,8 @@ def _recompute_flops(counts, first, layers, choice, again):
     for j in range(num_chunks):
         for k in range(kinds):
             if layers > 0:
-                total += first[j * depth + min(layers, depth - 1), k] * again[1, k, R_FLOPS]
+                full = first[j * depth + min(layers, depth - 1), k]
+                total += full * again[1, k, R_FLOPS] + (counts[j, k] - full) * again[0, k, R_FLOPS]
             else:
                 total += counts[j, k] * again[choice, k, R_FLOPS]
     return total

@@ -7,7 +7,8 @@ Biases count as parameters; their arithmetic is left out (one add per output aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.model import LayerKind, MLASpec, ModelSpec, MoESpec, Norm
@@ -15,19 +16,23 @@ from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
 from estimator.precision import Role
 from estimator.strategy import Module
 
-__all__ = ["build"]
+__all__ = ["LAYER_BLOCKS", "build"]
+
+LAYER_BLOCKS = {LayerKind.DENSE: BlockKind.DENSE, LayerKind.MOE: BlockKind.MOE}
 
 CORE, NORMS, UP_PROJ = Module.CORE_ATTENTION.value, Module.LAYERNORM.value, Module.MLA_UP_PROJ.value
 MLP, MLP_ACT, MOE, MOE_ACT = Module.MLP.value, Module.MLP_ACTIVATION.value, Module.MOE.value, Module.MOE_ACTIVATION.value
 
 
+@lru_cache(maxsize=64)
 def build(model: ModelSpec, seq: int) -> OpGraph:
     """The logical graph of `model` at sequence length `seq`."""
-    layer_of = {LayerKind.DENSE: BlockKind.DENSE, LayerKind.MOE: BlockKind.MOE}
-    layers = tuple(layer_of[kind] for kind in model.layer_kinds)
-    sequence = (BlockKind.EMBEDDING, *layers, BlockKind.HEAD, *[BlockKind.MTP] * model.num_mtp_layers)
+    layers = tuple(LAYER_BLOCKS[kind] for kind in model.layer_kinds)
+    entry = (BlockKind.EMBEDDING, BlockKind.POSITIONS) if model.max_positions else (BlockKind.EMBEDDING,)
+    sequence = (*entry, *layers, BlockKind.HEAD, *(BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]) * model.num_mtp_layers)
     make = {
         BlockKind.EMBEDDING: _embedding,
+        BlockKind.POSITIONS: _positions,
         BlockKind.DENSE: _dense_layer,
         BlockKind.MOE: _moe_layer,
         BlockKind.HEAD: _head,
@@ -115,15 +120,25 @@ def _embedding(model: ModelSpec, seq: int) -> Block:
     w = _Writer(model, seq)
     w.tensors["ids"] = Tensor((w.tokens,), Role.INDEX)
     out = w.tensor("embed.out", w.hidden)
-    weights = [Weight("embed.weight", (_vocab(model), w.hidden), linear=False)]
-    if model.max_positions:
-        positions = Dim(float(model.max_positions), Axis.POSITIONS)
-        weights.append(Weight("positions.weight", (positions, w.hidden), linear=False))
+    table = Weight("embed.weight", (_vocab(model), w.hidden), linear=False)
     w.ops.append(
         Op(name="embed", kind=OpKind.EMBEDDING, component=Component.EMBEDDING, inputs=("ids",), outputs=(out,),
-           saves=(Save("ids", Role.INDEX),), weights=tuple(weights))
+           saves=(Save("ids", Role.INDEX),), weights=(table,))
     )  # fmt: skip
     return w.block(BlockKind.EMBEDDING, "ids")
+
+
+def _positions(model: ModelSpec, seq: int) -> Block:
+    """Learned positions, added to the embedding: a block of their own, for a head tied to the embedding shares the
+    table of words but not that of positions."""
+    w = _Writer(model, seq)
+    x, out = w.tensor("x", w.hidden), w.tensor("positions.out", w.hidden)
+    table = Weight("positions.weight", (Dim(float(model.max_positions), Axis.POSITIONS), w.hidden), linear=False)
+    w.ops.append(
+        Op(name="positions", kind=OpKind.ELEMENTWISE, component=Component.EMBEDDING, inputs=(x,), outputs=(out,),
+           weights=(table,))
+    )  # fmt: skip
+    return w.block(BlockKind.POSITIONS, "x")
 
 
 def _vocab(model: ModelSpec) -> Dim:
@@ -140,13 +155,10 @@ def _dense_layer(model: ModelSpec, seq: int) -> Block:
 
 def _moe_layer(model: ModelSpec, seq: int) -> Block:
     w = _Writer(model, seq)
-    _moe_half(w, _attention(w, w.tensor("x", w.hidden)))
-    return w.block(BlockKind.MOE, "x")
-
-
-def _moe_half(w: _Writer, x: str) -> str:
+    x = _attention(w, w.tensor("x", w.hidden))
     y = _experts(w, w.norm("post_attention_norm", x, w.hidden, centred=w.centred))
-    return w.residual("mlp.residual", x, y)
+    w.residual("mlp.residual", x, y)
+    return w.block(BlockKind.MOE, "x")
 
 
 def _attention(w: _Writer, x: str) -> str:
@@ -184,7 +196,7 @@ def _head_norm(w: _Writer, name: str, x: str, width: Dim) -> str:
     """A norm over each head, with one weight vector of the head's width."""
     out = w.norm(f"attention.{name}_norm", x, width, Component.ATTENTION)
     head = Dim(float(w.model.head_dim), Axis.HEAD)
-    w.ops[-1] = replace(w.ops[-1], weights=(Weight(f"attention.{name}_norm.weight", (head,), linear=False),))
+    w.ops[-1] = w.ops[-1].but(weights=(Weight(f"attention.{name}_norm.weight", (head,), linear=False),))
     return out
 
 
@@ -299,7 +311,7 @@ def _routed(w: _Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
     scores = w.linear("router", x, w.hidden, scores_dim, Component.ROUTER, modules=module, save_as=Role.FULL)
     if moe.router_correction_bias:
         bias = Weight("router.correction_bias", (scores_dim,), linear=False)
-        w.ops[-1] = replace(w.ops[-1], weights=(*w.ops[-1].weights, bias))
+        w.ops[-1] = w.ops[-1].but(weights=(*w.ops[-1].weights, bias))
     top = w.tensor("router.top.out", Dim(float(moe.top_k), Axis.ROUTER), role=Role.FULL)
     w.memory_op("router.top", OpKind.TOPK, (scores,), (top,), Component.ROUTER, saves=(Save(scores, Role.FULL),),
                 modules=module, passes=3.0)  # fmt: skip
@@ -354,12 +366,13 @@ def _head(model: ModelSpec, seq: int) -> Block:
     _head_ops(w, w.tensor("x", w.hidden))
     if model.tied_embeddings:
         shared = Weight("embed.weight", (_vocab(model), w.hidden), linear=False)
-        w.ops = [replace(op, weights=(shared,)) if op.name == "lm_head" else op for op in w.ops]
+        w.ops = [op.but(weights=(shared,)) if op.name == "lm_head" else op for op in w.ops]
     return w.block(BlockKind.HEAD, "x")
 
 
 def _mtp(model: ModelSpec, seq: int) -> Block:
-    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, Eq. 21 to 24): norms, projection, a layer, the head again.
+    """What multi-token prediction adds to a layer (DeepSeek-V3, arXiv:2412.19437, Eqs. 21 to 24): norms and projection
+    before it, the head again behind it. The layer itself follows in the sequence.
 
     Embedding and head weights are shared with the main model; a pipeline rank without them keeps a copy (layout.py).
     """
@@ -370,11 +383,7 @@ def _mtp(model: ModelSpec, seq: int) -> Block:
     e = w.norm("mtp.embed_norm", ahead, w.hidden, centred=w.centred)
     joined = w.tensor("mtp.concat.out", both)
     w.memory_op("mtp.concat", OpKind.ELEMENTWISE, (h, e), (joined,), Component.MTP)
-    x = _attention(w, w.linear("mtp.proj", joined, both, w.hidden, Component.MTP))
-    if model.moe:
-        x = _moe_half(w, x)
-    else:
-        x = w.residual("mlp.residual", x, _mlp(w, w.norm("post_attention_norm", x, w.hidden, centred=w.centred)))
-    _head_ops(w, x)
-    w.ops = [replace(op, weights=()) if op.name == "lm_head" else op for op in w.ops]
+    w.linear("mtp.proj", joined, both, w.hidden, Component.MTP)
+    _head_ops(w, w.tensor("mtp.layer.out", w.hidden))
+    w.ops = [op.but(weights=()) if op.name == "lm_head" else op for op in w.ops]
     return w.block(BlockKind.MTP, "x")

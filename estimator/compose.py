@@ -127,7 +127,8 @@ def chunk_seconds(
                 tb += n * b[k]
                 tw += n * w[k]
                 if layers > 0:
-                    tr += first[j * depth + min(layers, depth - 1), k] * r[1, k]
+                    full = first[j * depth + min(layers, depth - 1), k]
+                    tr += full * r[1, k] + (n - full) * r[0, k]
                 else:
                     tr += n * r[choice, k]
         tb += tr

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from estimator.op import Array, Op, OpKind, Phase, Tensor, Weight
-from estimator.precision import Role
+from estimator.precision import Role, Tag
 
 __all__ = ["Block", "BlockKind", "OpGraph"]
 
 
-class BlockKind(Enum):
-    """Distinct blocks of a causal language model."""
+class BlockKind(Tag):
+    """Distinct blocks of a causal language model. MTP is what a multi-token-prediction module adds to its layer."""
 
     EMBEDDING = "embedding"
+    POSITIONS = "positions"
     DENSE = "dense"
     MOE = "moe"
     HEAD = "head"
@@ -51,18 +51,27 @@ class Block:
 
     def with_ops(self, ops: tuple[Op, ...], tensors: Mapping[str, Tensor] | None = None) -> Block:
         """A copy with other ops, and more tensors where given."""
-        return replace(self, ops=ops, tensors={**self.tensors, **(tensors or {})})
+        return replace(self, ops=ops, tensors={**self.tensors, **tensors} if tensors else self.tensors)
 
     def saved(self) -> dict[tuple[str, Role], Tensor]:
         """What backward finds in memory: every saved tensor once per role, none that recompute brings back.
 
-        A recomputed op keeps its inputs instead of what follows from them, unless they are recomputed as well.
+        A recomputed op keeps its inputs instead of what follows from them (its outputs, its statistics), unless they
+        are recomputed as well.
         """
-        again = [op for op in self.ops if op.phase is Phase.RECOMPUTE and op.kind is not OpKind.COLLECTIVE]
-        remade = {name for op in again for name in op.outputs}
-        wanted = [(save.tensor, save.role) for op in self.of_phase(Phase.FORWARD) for save in op.saves]
+        again = {op.name: op for op in self.ops if op.phase is Phase.RECOMPUTE and op.kind is not OpKind.COLLECTIVE}
+        remade: set[str] = set()
+        wanted: list[tuple[str, Role]] = []
+        forward = tuple(self.of_phase(Phase.FORWARD))
+        values = {name for op in forward for name in (*op.inputs, *op.outputs)}
+        for op in forward:
+            wanted += [(save.tensor, save.role) for save in op.saves]
+            if op.name in again:
+                kept = {save.tensor for save in again[op.name].saves}
+                remade.update(name for name in op.outputs if name not in kept)
+                remade.update(save.tensor for save in op.saves if save.tensor not in values)
         stored = {name for name, _ in wanted}
-        wanted += [(name, Role.ACTIVATION) for op in again for name in op.inputs if name not in stored]
+        wanted += [(name, Role.ACTIVATION) for op in again.values() for name in op.inputs if name not in stored]
         return {(name, role): self.tensors[name] for name, role in wanted if name not in remade}
 
 

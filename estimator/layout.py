@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from estimator.build import LAYER_BLOCKS
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
 from estimator.schedule import placement
@@ -48,16 +50,17 @@ def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     return tuple(base + (chunk in longer) for chunk in range(num_chunks))
 
 
+@lru_cache(maxsize=4096)
 def layout_of(
     model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
     layers: tuple[int, ...] | None = None,
 ) -> Layout:  # fmt: skip
-    """Counts for `layers` per chunk (None: even). Embedding on the first chunk; head and MTP on the last, which keeps
+    """Counts for `layers` per chunk (None: even). Embedding and positions on the first chunk; head and MTP on the last, which keeps
     a copy of the embedding for MTP's look-ups."""
     num_chunks = pp * vpp
     layers = layers or even_layers(model.num_layers, num_chunks)
     column = {kind: i for i, kind in enumerate(kinds)}
-    layer_column = [column[BlockKind.MOE if kind.value == "moe" else BlockKind.DENSE] for kind in model.layer_kinds]
+    layer_column = {kind: column.get(block, -1) for kind, block in LAYER_BLOCKS.items()}
     counts = np.zeros((num_chunks, len(kinds)))
     first = np.zeros((num_chunks, max(layers) + 1, len(kinds)))
     start = 0
@@ -65,14 +68,17 @@ def layout_of(
         for n in range(max(layers)):
             first[chunk, n + 1] = first[chunk, n]
             if n < num:
-                first[chunk, n + 1, layer_column[start + n]] += 1
+                first[chunk, n + 1, layer_column[model.layer_kinds[start + n]]] += 1
         counts[chunk] = first[chunk, -1]
         start += num
-    counts[0, column[BlockKind.EMBEDDING]] = 1
+    for kind in (BlockKind.EMBEDDING, BlockKind.POSITIONS):
+        if kind in column:
+            counts[0, column[kind]] = 1
     counts[-1, column[BlockKind.HEAD]] = 1
     if model.num_mtp_layers:
         counts[-1, column[BlockKind.EMBEDDING]] = 1
         counts[-1, column[BlockKind.MTP]] = model.num_mtp_layers
+        counts[-1, layer_column[model.mtp_layer_kind]] += model.num_mtp_layers
     chunks_of = placement(schedule, pp, vpp)
     held = counts[chunks_of].sum(axis=1)
     embedding, head = column[BlockKind.EMBEDDING], column[BlockKind.HEAD]

@@ -60,7 +60,8 @@ def static_bytes(rank, held, base, zero, shards, expert_shards, grad_bytes, stat
         dense_w += n * base[k, B_DENSE_W]
         expert_w += n * base[k, B_EXPERT_W]
         if n > 0:
-            widest = max(widest, base[k, B_DENSE_W] + base[k, B_EXPERT_W])
+            whole = base[k, B_DENSE_W] if shards > 1 else 0.0
+            widest = max(widest, whole + (base[k, B_EXPERT_W] if expert_shards > 1 else 0.0))
     d1, e1 = (shards, expert_shards) if zero >= 1 else (1.0, 1.0)
     d2, e2 = (shards, expert_shards) if zero >= 2 else (1.0, 1.0)
     d3, e3 = (shards, expert_shards) if zero >= 3 else (1.0, 1.0)

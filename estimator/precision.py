@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from hardware.dtype import DType
 
-__all__ = ["RECIPES", "PrecisionRecipe", "Role", "recipe"]
+__all__ = ["RECIPES", "PrecisionRecipe", "Role", "Tag", "recipe"]
 
 
-class Role(Enum):
+class Tag(Enum):
+    """An enum whose members hash by identity, in C: ops are looked up by their tags a thousand times per price row."""
+
+    __hash__ = object.__hash__
+
+
+class Role(Tag):
     """What a tensor or a GEMM is for; a recipe gives each role its dtype."""
 
     ACTIVATION = "activation"  # residual stream, attention inputs, norms
@@ -47,6 +53,16 @@ class PrecisionRecipe:
     attention_output_bytes: float
     source: str
     remake_activation: bool = False
+    widths: dict[Role, float] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        dtypes = {
+            Role.ACTIVATION: self.activation, Role.LINEAR_INPUT: self.linear_input, Role.GATE_INPUT: self.gate_input,
+            Role.DISPATCH: self.dispatch, Role.COMBINE: self.combine,
+        }  # fmt: skip
+        widths = {role: dtype.nbytes for role, dtype in dtypes.items()}
+        widths |= {Role.ATTENTION_OUTPUT: self.attention_output_bytes}
+        object.__setattr__(self, "widths", widths | {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: 2.0})
 
     @property
     def state_bytes(self) -> float:
@@ -55,13 +71,7 @@ class PrecisionRecipe:
 
     def nbytes(self, role: Role) -> float:
         """Bytes of one element in that role."""
-        fixed = {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: 2.0}
-        if role in fixed:
-            return fixed[role]
-        if role is Role.ATTENTION_OUTPUT:
-            return self.attention_output_bytes
-        dtype: DType = getattr(self, role.value)
-        return dtype.nbytes
+        return self.widths[role]
 
 
 def _half(name: str, dtype: DType) -> PrecisionRecipe:

@@ -35,13 +35,17 @@ class Case:
         """Broadcast the sizes of a strategy to one length and derive dp and m (rounded down where they do not divide)."""
         values = {name: np.atleast_1d(np.asarray(v, dtype=np.float64)) for name, v in strategy.sizes().items()}
         n = strategy.num_rows
-        sizes = {name: np.broadcast_to(v, (n,)) for name, v in values.items()}
+        sizes = {name: v if len(v) == n else np.broadcast_to(v, (n,)) for name, v in values.items()}
         inner = np.maximum(sizes["tp"] * sizes["cp"] * sizes["pp"], 1)
         sizes["dp"] = np.maximum(system.num_chips // inner, 1)
         per_step = np.maximum(sizes["dp"] * sizes["micro_batch"], 1)
         sizes["num_micro_batches"] = np.maximum(workload.global_batch // per_step, 1)
         sizes["edp"] = np.maximum(sizes["tp"] * sizes["cp"] * sizes["dp"] // np.maximum(sizes["etp"] * sizes["ep"], 1), 1)
         return cls(model, strategy, system, workload, sizes)
+
+    def take(self, rows: np.ndarray) -> Case:
+        """Some of the rows."""
+        return Case(self.model, self.strategy, self.system, self.workload, {k: v[rows] for k, v in self.sizes.items()})
 
     def __getattr__(self, name: str) -> np.ndarray:
         try:
@@ -74,13 +78,25 @@ def _whole_sizes(c: Case) -> np.ndarray:
 
 
 def _flags(c: Case) -> np.ndarray:
-    flags = [np.isin(c.sizes[f"overlap_{n}"], (0, 1)) for n in ("tp", "ep", "pp", "dp")]
-    return np.logical_and.reduce([*flags, np.isin(c.zero_stage, (0, 1, 2, 3)), c.bucket_bytes >= 0])
+    flags = [c.sizes[f"overlap_{n}"] for n in ("tp", "ep", "pp", "dp")]
+    good = [(f == 0) | (f == 1) for f in flags]
+    stage = c.zero_stage
+    return np.logical_and.reduce([*good, (stage >= 0) & (stage <= 3) & (stage % 1 == 0), c.bucket_bytes >= 0])
 
 
 def _kv_heads(c: Case) -> np.ndarray:
     heads = c.model.num_kv_heads
     return _divides(heads, c.tp) | (c.tp % heads == 0)
+
+
+def _widths(model: ModelSpec) -> tuple[int, ...]:
+    """Intermediate sizes that tp splits: those of dense layers and of shared experts."""
+    dense = (model.ffn,) if model.num_moe_layers < model.num_layers else ()
+    return (*dense, model.moe.shared_ffn) if model.moe and model.moe.shared_ffn else dense
+
+
+def _ffn(c: Case) -> np.ndarray:
+    return np.logical_and.reduce([_true(c), *(_divides(width, c.tp) for width in _widths(c.model))])
 
 
 def _experts(c: Case) -> np.ndarray:
@@ -101,7 +117,9 @@ def _moe_sequence_parallel(c: Case) -> np.ndarray:
 
 def _sequence(c: Case) -> np.ndarray:
     seq, cp = c.workload.seq, c.cp
-    halves = 2 if c.strategy.context_parallel is ContextParallel.RING else 1
+    # A causal mask makes later tokens dearer: ranks take one slice from each end (Llama 3, arXiv:2407.21783, section
+    # 3.3.2). Ulysses splits heads instead.
+    halves = 1 if c.strategy.context_parallel is ContextParallel.ULYSSES else 2
     split = np.where(cp > 1, halves * cp, 1)
     if c.strategy.sequence_parallel:
         split = split * c.tp
@@ -175,14 +193,14 @@ RULES: tuple[Rule, ...] = (
          "choose a divisor of the heads"),
     Rule("kv_heads", _kv_heads, "kv heads ({num_kv_heads}) and tp ({tp}) must divide one another",
          "choose tp among divisors or multiples of the kv heads"),
-    Rule("ffn", lambda c: _divides(c.model.ffn, c.tp), "ffn ({ffn}) must be divisible by tp ({tp})", "choose a divisor"),
+    Rule("ffn", _ffn, "ffn ({ffn}) of dense layers and shared experts must be divisible by tp ({tp})", "choose a divisor"),
     Rule("experts", _experts, "experts ({num_experts}) must be divisible by ep ({ep}) and expert ffn by etp ({etp})",
          "a dense model has ep = etp = 1"),
     Rule("expert_world", _expert_world, "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
          "lower ep or etp, or pp to raise dp"),
     Rule("moe_sequence_parallel", _moe_sequence_parallel, "experts with tp ({tp}) > 1 need sequence_parallel",
          "set sequence_parallel: true"),
-    Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that for a ring) and, under sequence "
+    Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that without ulysses) and, under sequence "
          "parallelism, by tp ({tp})", "lower cp or tp"),
     Rule("ulysses", _ulysses, "heads and kv heads must be divisible by tp * cp ({tp} * {cp}) for ulysses",
          "lower cp, or use context_parallel: ring"),
@@ -205,8 +223,13 @@ RULES: tuple[Rule, ...] = (
 def check(case: Case) -> np.ndarray:
     """Code per row [N]: 0 legal, else 1 + index into RULES of the first rule that fails."""
     code = np.zeros(case.tp.shape, dtype=np.int64)
+    alive = np.arange(len(code))  # rows that no rule has rejected; the others are left out of later rules
     for i, rule in enumerate(RULES):
-        code = np.where((code == 0) & ~rule.ok(case), i + 1, code)
+        ok = np.broadcast_to(rule.ok(case), alive.shape)
+        if not ok.all():
+            code[alive[~ok]] = i + 1
+            alive = alive[ok]
+            case = case.take(ok)
     return code
 
 
@@ -217,7 +240,7 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
-        "ffn": case.model.ffn, "num_experts": moe.num_experts if moe else 0, "seq": case.workload.seq,
+        "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0, "seq": case.workload.seq,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": case.strategy.schedule.value,
     }  # fmt: skip

@@ -128,7 +128,8 @@ def simulate(passes: Order, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: fl
                     runnable.append(waiting.pop(output))
     stuck = [(rank, items[len(end[rank])]) for rank, items in enumerate(passes) if len(end[rank]) < len(items)]
     if stuck:
-        raise ValueError(f"an order must run to its end, but ranks wait on each other at {stuck}; reorder these passes")
+        msg = f"an order must run to its end, but ranks wait on each other at {stuck}; reorder these passes"
+        raise ValueError(msg)
     starts, ends = tuple(map(np.asarray, start)), tuple(map(np.asarray, end))
     rank_end = np.array([float(x[-1]) if len(x) else 0.0 for x in ends])
     busy = np.array([float(np.sum(e - s)) for s, e in zip(starts, ends, strict=True)])

@@ -12,13 +12,15 @@ from estimator.precision import recipe
 from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
 from estimator.span import CODES
-from estimator.strategy import Strategy
+from estimator.strategy import RecomputeKind, Strategy
 from estimator.tables import FIXED_HOST_S, NET_SIZES, ROW_SIZES, TableBuilder, choice_index, model_flops_per_token
 from estimator.workload import Workload
 from hardware.dtype import DType
 from hardware.system import SystemSpec
 
-__all__ = ["columns_of", "evaluate"]
+__all__ = ["columns_of", "distinct", "evaluate"]
+
+MAX_KEYS = 1 << 22  # look-up table of 32 MB; beyond it keys are sorted
 
 
 def evaluate(
@@ -48,7 +50,7 @@ def evaluate(
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
     return StepResult(
         columns=plain, feasible=bool(fits[0]), reason=reasons[0], stages=stages, assumptions=assumptions,
-        finishing_rank=int(out[0, Out.RANK]),
+        finishing_rank=0 if np.isnan(out[0, Out.RANK]) else int(out[0, Out.RANK]),
     )  # fmt: skip
 
 
@@ -56,7 +58,8 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
     """Price the distinct rows of the legal candidates, then compose each."""
     s = case.strategy
     sizes = {name: values[legal] for name, values in case.sizes.items()}
-    builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,))
+    has_blocks = s.recompute.kind is RecomputeKind.BLOCK
+    builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,), has_blocks)
     row_of, rows = distinct(sizes, ROW_SIZES)
     net_of, nets = distinct(sizes, (*NET_SIZES, "dp"))
     layout_of, places = distinct(sizes, ("pp", "vpp"))
@@ -84,25 +87,43 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
 
 def distinct(sizes: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Index of each candidate's distinct combination of `names` [N], and those combinations."""
-    stacked = np.stack([sizes[name] for name in names], axis=1)
-    found, inverse = np.unique(stacked, axis=0, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64), {name: found[:, i].copy() for i, name in enumerate(names)}
+    n = len(sizes[names[0]])
+    if n == 1:
+        return np.zeros(1, dtype=np.int64), {name: np.array(sizes[name]) for name in names}
+    # Mixed-radix keys of the few values of each column: no sort of whole rows.
+    key, radix = np.zeros(n, dtype=np.int64), 1
+    tables = [np.unique(sizes[name]) for name in names]
+    for name, table in zip(names, tables, strict=True):
+        key += np.searchsorted(table, sizes[name]) * radix
+        radix *= len(table)
+    if radix > MAX_KEYS:
+        found, inverse = np.unique(key, return_inverse=True)
+    else:
+        place = np.zeros(radix, dtype=np.int64)
+        found = np.flatnonzero(np.bincount(key, minlength=radix))
+        place[found] = np.arange(len(found))
+        inverse = place[key]
+    values: dict[str, np.ndarray] = {}
+    left = found.copy()
+    for name, table in zip(names, tables, strict=True):
+        left, digit = np.divmod(left, len(table))
+        values[name] = table[digit]
+    return inverse.reshape(-1).astype(np.int64), values
 
 
 def _stages(tables: Tables, lay: np.ndarray, items: np.ndarray, seconds: np.ndarray) -> tuple[StageResult, ...]:
     """Details of the last candidate, per rank."""
     first = tables.first[lay[2] : lay[2] + lay[3]].reshape(lay[1], -1, tables.first.shape[1])
-    layers = first[:, -1].sum(axis=1)
-    result = []
-    for rank, memory in enumerate(items):
-        chunks = tables.chunks[lay[4] + rank, : lay[5]]
-        result.append(
-            StageResult(
-                rank=rank, memory=dict(zip(ITEMS, memory.tolist(), strict=True)),
-                layers=tuple(int(n) for n in layers[chunks]), forward_s=float(seconds[chunks, 0].sum()),
-                backward_s=float(seconds[chunks, 1:].sum()),
-            )
-        )  # fmt: skip
+    layers = first[:, -1].sum(axis=1).astype(int).tolist()
+    forward, backward = seconds[:, 0].tolist(), (seconds[:, 1] + seconds[:, 2]).tolist()
+    places = tables.chunks[lay[4] : lay[4] + len(items), : lay[5]].tolist()
+    result = [
+        StageResult(
+            rank=rank, memory=dict(zip(ITEMS, memory, strict=True)), layers=tuple([layers[j] for j in chunks]),
+            forward_s=sum([forward[j] for j in chunks]), backward_s=sum([backward[j] for j in chunks]),
+        )
+        for rank, (memory, chunks) in enumerate(zip(items.tolist(), places, strict=True))
+    ]  # fmt: skip
     return tuple(result)
 
 
@@ -126,7 +147,7 @@ def columns_of(
         "hfu": (per_chip + col["recompute_flops"]) / (step * peak),
         "compute_s": col["forward_s"] + col["backward_s"] + col["recompute_s"],
         "exposed_offload_s": np.zeros_like(step),
-        "fixed_host_s": np.full_like(step, FIXED_HOST_S),
+        "fixed_host_s": np.where(np.isnan(step), np.nan, FIXED_HOST_S),
         "reserved_memory_bytes": col["peak_memory_bytes"] * RESERVED_FACTOR,
         "num_gpus": np.full_like(step, chips),
         "cost_usd_per_mtoken": system.price_usd_per_s * step / tokens * 1e6,

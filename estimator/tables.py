@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from estimator.build import build
 from estimator.compose import Constants, Net, Tables
 from estimator.cost.collective import collective, point_to_point, scalar_all_reduce_latency
-from estimator.cost.table import price_table
+from estimator.cost.table import PriceTable, price_table
 from estimator.cost.work import work
 from estimator.graph import OpGraph
 from estimator.layout import layout_of
 from estimator.model import ModelSpec
-from estimator.op import Traffic, Phase
+from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
-from estimator.strategy import Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import ContextParallel, Fusion, Recompute, RecomputeKind, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
 __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "model_flops_per_token"]
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
+Split = tuple[bool, ContextParallel, frozenset[Fusion]]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp")
 
@@ -36,22 +38,84 @@ FIXED_HOST_S = 5e-3  # data loader hand-over, loss logging, optimizer launch; as
 JITTER_PER_DOUBLING = 5e-4  # share of a step lost per doubling of the chips to the slowest rank; assumption
 
 
+@lru_cache(maxsize=256)
 def model_flops_per_token(model: ModelSpec, seq: int) -> float:
     """FLOPs of forward and backward of one token without recompute: three times the forward's GEMMs and the causal half
     of attention (Narayanan 2021, arXiv:2104.04473, appendix, which counts the whole square). MTP included."""
-    graph = lower(build(model, seq), Strategy(), recipe("bf16"))
     r = recipe("bf16")
-    total = 0.0
-    for kind in graph.sequence:
-        block = graph.blocks[kind]
+    graph = lower(build(model, seq), Strategy(), r)
+    flops = {}
+    for kind, block in graph.blocks.items():
         amounts = (work(op, block, r) for op in block.of_phase(Phase.FORWARD) if op.collective is None)
-        total += sum(float(a.flops) for a in amounts if a.matrix)
-    return 3.0 * total / seq
+        flops[kind] = sum(float(a.flops) for a in amounts if a.matrix)
+    return 3.0 * sum(flops[kind] for kind in graph.sequence) / seq
+
+
+@lru_cache(maxsize=4096)
+def _one_row(
+    model: ModelSpec, seq: int, system: SystemSpec, split: Split, precision: str, choices: tuple[Recompute, ...],
+    sizes: tuple[float, ...],
+) -> PriceTable:  # fmt: skip
+    """Prices of one row: what a scalar evaluation needs again and again while pp, ZeRO or overlaps change."""
+    sequence_parallel, context_parallel, fusion = split
+    s = Strategy(
+        sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion,
+        **dict(zip(ROW_SIZES, sizes, strict=True)),
+    )  # fmt: skip
+    r = recipe(precision)
+    return price_table(lower(build(model, seq), s, r), s, system, r, choices)
+
+
+@lru_cache(maxsize=4096)
+def _one_net(system: SystemSpec, has_experts: bool, sizes: tuple[float, ...]) -> np.ndarray:
+    n = {name: np.array([size]) for name, size in zip((*NET_SIZES, "dp"), sizes, strict=True)}
+    return group_costs(system, has_experts, n)
+
+
+def group_costs(system: SystemSpec, has_experts: bool, n: dict[str, np.ndarray]) -> np.ndarray:
+    """Costs of data-parallel groups and stage hops [G, Net].
+
+    Rank order tp, cp, dp, pp; etp, ep, edp fold over the same ranks.
+    """
+    dense = n["dp"] * n["cp"]
+    expert = n["tp"] * n["cp"] * n["dp"] / (n["etp"] * n["ep"])
+    ring = collective(Traffic.REDUCE_SCATTER, system, dense, n["tp"])
+    expert_ring = collective(Traffic.REDUCE_SCATTER, system, expert, n["etp"] * n["ep"])
+    hop = point_to_point(system, n["tp"] * n["cp"] * n["dp"])
+    out = np.empty((len(dense), len(Net)))
+    out[:, Net.DP], out[:, Net.DP_PER_BYTE], out[:, Net.DP_LATENCY] = dense, ring.per_byte, ring.latency_s
+    out[:, Net.EDP] = expert
+    out[:, Net.EDP_PER_BYTE], out[:, Net.EDP_LATENCY] = expert_ring.per_byte, expert_ring.latency_s
+    out[:, Net.HOP_PER_BYTE], out[:, Net.HOP_LATENCY] = hop.per_byte, hop.latency_s
+    if not has_experts:
+        out[:, Net.EDP_LATENCY] = 0.0
+    return out
+
+
+@lru_cache(maxsize=256)
+def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
+    """Numbers of a system and a recipe."""
+    chip = system.chip
+    traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
+    return Constants(
+        grad_bytes=r.grad_bytes, state_bytes=r.state_bytes, gather_bytes=min(r.linear_weight_bytes, 2.0),
+        update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
+        capacity_bytes=system.usable_hbm_bytes, context_bytes=chip.context_bytes,
+        norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
+        jitter=JITTER_PER_DOUBLING * math.log2(system.num_chips),
+    )  # fmt: skip
 
 
 def choice_index(choices: tuple[Recompute, ...], choice: Recompute) -> int:
     """Index on the recompute axis of the price table; block recompute shares the column of full."""
     return choices.index(FULL if choice.kind is RecomputeKind.BLOCK else choice)
+
+
+def read_only(tables: Tables) -> Tables:
+    """The tables, never to be written again: they are shared, and jitted code is compiled for read-only arrays once."""
+    for array in tables[:-1]:
+        array.setflags(write=False)
+    return tables
 
 
 @dataclass(slots=True)
@@ -63,6 +127,7 @@ class TableBuilder:
     workload: Workload
     strategy: Strategy  # its structure fields hold for every row
     choices: tuple[Recompute, ...] = (NONE, FULL)
+    has_blocks: bool = True  # block recompute mixes none and full, which then come first
     graph: OpGraph = field(init=False)
     recipe: PrecisionRecipe = field(init=False)
     _layouts: dict[tuple[Schedule, int, int], int] = field(default_factory=dict, init=False)
@@ -71,8 +136,8 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self.graph = build(self.model, self.workload.seq)
         self.recipe = recipe(self.strategy.precision)
-        extra = tuple(c for c in self.choices if c not in {NONE, FULL})
-        self.choices = (NONE, FULL, *extra)
+        if self.has_blocks:
+            self.choices = (NONE, FULL, *(c for c in self.choices if c not in {NONE, FULL}))
 
     def layout(self, schedule: Schedule, pp: int, vpp: int) -> int:
         """Index of a layout, made on first use."""
@@ -84,11 +149,14 @@ class TableBuilder:
             self._parts.append((made.counts, made.first.reshape(-1, kinds), made.held, made.chunks_of))
         return self._layouts[key]
 
+    def depth(self, layout: int) -> int:
+        """Layers of the deepest chunk of a layout."""
+        counts, first = self._parts[layout][:2]
+        return len(first) // len(counts) - 1
+
     def tables(self, rows: dict[str, np.ndarray], nets: dict[str, np.ndarray]) -> Tables:
         """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES and dp, each [G]); pack the layouts seen so far."""
-        strategy = self.strategy.with_sizes(rows)
-        lowered = lower(self.graph, strategy, self.recipe)
-        prices = price_table(lowered, strategy, self.system, self.recipe, self.choices)
+        prices = self._prices(rows)
         slots = max(part[3].shape[1] for part in self._parts)
         counts, first, held, chunks, where = [], [], [], [], []
         offset = [0, 0, 0]
@@ -98,37 +166,28 @@ class TableBuilder:
             counts.append(c)
             first.append(f)
             held.append(h)
-            chunks.append(np.pad(s, ((0, 0), (0, slots - s.shape[1])), constant_values=-1))
-        return Tables(
+            chunks.append(s if s.shape[1] == slots else np.pad(s, ((0, 0), (0, slots - s.shape[1])), constant_values=-1))
+        made = Tables(
             base=prices.base, again=prices.again, hop_bytes=prices.hop_bytes, buffer_bytes=prices.buffer_bytes,
             nets=self._nets(nets), counts=np.concatenate(counts), first=np.concatenate(first),
             held=np.concatenate(held), chunks=np.concatenate(chunks).astype(np.int64),
-            layouts=np.array(where, dtype=np.int64), constants=self._constants(),
+            layouts=np.array(where, dtype=np.int64), constants=constants_of(self.system, self.recipe),
         )  # fmt: skip
+        return read_only(made)
 
-    def _nets(self, n: dict[str, np.ndarray]) -> np.ndarray:
-        """Group costs [G, Net]. Rank order tp, cp, dp, pp; etp, ep, edp fold over the same ranks."""
-        dense = n["dp"] * n["cp"]
-        expert = n["tp"] * n["cp"] * n["dp"] / (n["etp"] * n["ep"])
-        ring = collective(Traffic.REDUCE_SCATTER, self.system, dense, n["tp"])
-        expert_ring = collective(Traffic.REDUCE_SCATTER, self.system, expert, n["etp"] * n["ep"])
-        hop = point_to_point(self.system, n["tp"] * n["cp"] * n["dp"])
-        out = np.empty((len(dense), len(Net)))
-        out[:, Net.DP], out[:, Net.DP_PER_BYTE], out[:, Net.DP_LATENCY] = dense, ring.per_byte, ring.latency_s
-        out[:, Net.EDP] = expert
-        out[:, Net.EDP_PER_BYTE], out[:, Net.EDP_LATENCY] = expert_ring.per_byte, expert_ring.latency_s
-        out[:, Net.HOP_PER_BYTE], out[:, Net.HOP_LATENCY] = hop.per_byte, hop.latency_s
-        if not self.model.moe:
-            out[:, Net.EDP_LATENCY] = 0.0
-        return out
+    def _prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
+        s = self.strategy
+        if len(rows["tp"]) == 1:
+            sizes = tuple(float(rows[name][0]) for name in ROW_SIZES)
+            split = (s.sequence_parallel, s.context_parallel, s.fusion)
+            return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)
+        strategy = s.with_sizes(rows)
+        lowered = lower(self.graph, strategy, self.recipe)
+        return price_table(lowered, strategy, self.system, self.recipe, self.choices)
 
-    def _constants(self) -> Constants:
-        chip, r = self.system.chip, self.recipe
-        traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
-        return Constants(
-            grad_bytes=r.grad_bytes, state_bytes=r.state_bytes, gather_bytes=min(r.linear_weight_bytes, 2.0),
-            update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
-            capacity_bytes=self.system.usable_hbm_bytes, context_bytes=chip.context_bytes,
-            norm_latency_s=scalar_all_reduce_latency(self.system), fixed_host_s=FIXED_HOST_S,
-            jitter=JITTER_PER_DOUBLING * math.log2(self.system.num_chips),
-        )  # fmt: skip
+    def _nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
+        has_experts = self.model.moe is not None
+        if len(nets["dp"]) == 1:
+            sizes = tuple(float(nets[name][0]) for name in (*NET_SIZES, "dp"))
+            return _one_net(self.system, has_experts, sizes)
+        return group_costs(self.system, has_experts, nets)

@@ -212,7 +212,7 @@ def _bucket_bytes(cells: Cells, dp: int) -> float:
 
 
 def _layout(cells: Cells, *, num_chunks: int, model: ModelSpec) -> tuple[int, ...] | None:
-    """Layers per chunk; None: equally many. Explicit otherwise, as an end may then hold embedding or loss and no layer."""
+    """Layers per chunk; None: equally many. Explicit otherwise: an end may hold embedding or loss and no layer."""
     if num_chunks > 1 and cells.row.has("pp_layout"):
         try:
             return chunk_layers(

@@ -1,17 +1,15 @@
-"""Runs blocks of work on workers that may die: in this process, or on Ray actors.
+"""Runs blocks of work on Ray actors that may die: every block is reported once, whatever happens to its workers.
 
-Answers: which blocks are done, with what value, and which cannot be done. Knows nothing of what a block means.
-Refuses to retry for ever: a block that keeps killing its worker, or keeps raising, becomes a `BlockFailed` row.
-The only module that imports ray, and only once a `RayPool` is made.
+Knows nothing of what a block means; `blocks.py` says what becomes of one that goes wrong. The only module that imports
+ray, and only once a `RayPool` is made.
 
 Why a dispatcher of our own: `ray.util.ActorPool` hands work to dead actors, then shrinks or hangs.
 """
 
-# ruff: noqa: ANN401  # Specs, hints, values and Ray's references are the caller's and Ray's: any type at all.
+# ruff: noqa: ANN401  # Specs, hints and Ray's references are the caller's and Ray's: any type at all.
 
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -19,13 +17,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
+
+from search.blocks import (
+    Block,
+    BlockDone,
+    BlockFailed,
+    Closing,
+    Event,
+    EventKind,
+    Hint,
+    InlinePool,
+    Pool,
+    PoolError,
+    Ran,
+    Referee,
+    Work,
+    Worker,
+    WorkerFactory,
+    describe,
+)
 
 __all__ = [
     "BlockDone",
@@ -40,258 +54,10 @@ __all__ = [
     "WorkerFactory",
 ]
 
-Hint = Callable[[], Any]
-_MAX_RAISES = 2  # A raise is nearly always deterministic: one more try tells a hiccup from a defect.
 _QUEUED_PER_ACTOR = 2  # One runs, one waits, so an actor never idles while the driver merges a front.
 _OBJECT_STORE_BYTES = 512 * 1024**2
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CONNECT_S, _PROBE_S = 5.0, 30.0
-
-
-class Worker(Protocol):
-    """What a user of the pool writes: turns one block into one value. Built once per actor, from the spec."""
-
-    def run(self, start: int, stop: int, hint: Any) -> Any:
-        """Return the value of block [start, stop). `hint` may only prune: the value must not depend on it."""
-
-
-class WorkerFactory(Protocol):
-    """A top-level callable (pickled by name) that makes a worker of a spec."""
-
-    def __call__(self, spec: Any, /) -> Worker:
-        """Return a worker; the arrays of `spec` are read-only in an actor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockDone:
-    """A block's value, and what it took."""
-
-    start: int
-    stop: int
-    value: Any
-    seconds: float
-    attempts: int
-    worker: str
-    peak_rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFailed:
-    """A block that cannot be done: the error row, in place of an endless retry."""
-
-    start: int
-    stop: int
-    error: str
-    attempts: int
-
-
-class EventKind(Enum):
-    """What befell a pool."""
-
-    CRASH = "crash"
-    RETRY = "retry"
-    RESUBMISSION = "resubmission"
-    FAILURE = "failure"
-    WORKER = "worker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One line of a run's history, for its manifest. `time_s` is seconds since the epoch."""
-
-    time_s: float
-    kind: EventKind
-    text: str
-
-
-class PoolError(RuntimeError):
-    """The pool cannot go on: no worker starts, or none is left."""
-
-
-class Pool(Protocol):
-    """What a search asks of its workers."""
-
-    num_workers: int
-    events: list[Event]
-    start_seconds: Mapping[str, float]
-
-    def map(self, blocks: Iterable[tuple[int, int]], hint: Hint) -> Iterator[BlockDone | BlockFailed]:
-        """Yield every block once, in completion order. `hint` is called right before a block is handed out."""
-
-    def close(self) -> None:
-        """Stop the workers, and whatever else the pool started."""
-
-    def __enter__(self) -> Self:
-        """Return the pool."""
-
-    def __exit__(self, *exc: object) -> None:
-        """Close the pool."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
-    """What a bench says of one run: a value, or the error in its place."""
-
-    value: Any = None
-    error: str | None = None
-    seconds: float = 0.0
-    worker: str = ""
-    peak_rss_bytes: int = 0
-
-
-class _Bench:
-    """A worker with a clock and a memory meter beside it: the same in an actor and inline."""
-
-    def __init__(self, worker_factory: WorkerFactory, spec: Any) -> None:
-        self._worker = worker_factory(spec)
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
-
-    def run(self, start: int, stop: int, hint: Any) -> _Ran:
-        begin = time.perf_counter()
-        value, error = None, None
-        try:
-            value = self._worker.run(start, stop, hint)
-        except Exception as raised:  # The named boundary: a block that raises becomes an error row.
-            error = _describe(raised)
-        seconds = time.perf_counter() - begin
-        return _Ran(value=value, error=error, seconds=seconds, worker=self.name, peak_rss_bytes=_peak_rss_bytes())
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): kB on Linux, bytes on macOS.
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Block:
-    """A block on its way: how often it was blamed, and whether it must now run by itself."""
-
-    start: int
-    stop: int
-    attempts: int = 0
-    raises: int = 0
-    alone: bool = False
-
-    def __str__(self) -> str:
-        return f"block [{self.start}, {self.stop})"
-
-    def done(self, ran: _Ran) -> BlockDone:
-        return BlockDone(
-            start=self.start,
-            stop=self.stop,
-            value=ran.value,
-            seconds=ran.seconds,
-            attempts=self.attempts + 1,
-            worker=ran.worker,
-            peak_rss_bytes=ran.peak_rss_bytes,
-        )
-
-
-class _Work:
-    """The blocks that wait: those to try again first, then the fresh ones, drawn as late as possible."""
-
-    def __init__(self, blocks: Iterable[tuple[int, int]]) -> None:
-        self._fresh = iter(blocks)
-        self._again: deque[_Block] = deque()
-        self._suspects: deque[_Block] = deque()
-
-    def put_back(self, block: _Block) -> None:
-        (self._suspects if block.alone else self._again).append(block)
-
-    def more(self) -> bool:
-        """Whether any block waits."""
-        if not self._suspects and not self._again and (fresh := self.take(load=0)) is not None:
-            self._again.append(fresh)
-        return bool(self._suspects or self._again)
-
-    def take(self, *, load: int) -> _Block | None:
-        """Next block for a worker with `load` blocks in hand; None if there is none for it now."""
-        if self._suspects:
-            # A suspect runs by itself, so that its next crash is its own; workers run dry to make room for it.
-            return self._suspects.popleft() if load == 0 else None
-        if self._again:
-            return self._again.popleft()
-        bounds = next(self._fresh, None)
-        return None if bounds is None else _Block(start=bounds[0], stop=bounds[1])
-
-
-class _Referee:
-    """Decides who tries again and who has failed, and keeps the history."""
-
-    def __init__(self, max_attempts: int) -> None:
-        if max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, but got {max_attempts}; 3 survives stray kills")
-        self.max_attempts = max_attempts
-        self.events: list[Event] = []
-
-    def note(self, kind: EventKind, text: str) -> None:
-        self.events.append(Event(time_s=time.time(), kind=kind, text=text))
-
-    def raised(self, block: _Block, error: str) -> BlockFailed | None:
-        """Judge a block whose worker raised `error`; None means that it may try again."""
-        block.attempts += 1
-        block.raises += 1
-        again = block.raises < _MAX_RAISES and block.attempts < self.max_attempts
-        return self._verdict(block, error, again=again)
-
-    def crashed(self, block: _Block, error: str) -> BlockFailed | None:
-        """Judge a block whose worker died; None means that it may try again, by itself."""
-        block.attempts += 1
-        block.alone = True
-        text = f"worker died {block.attempts} time(s) on it, last: {error}"
-        return self._verdict(block, text, again=block.attempts < self.max_attempts)
-
-    def _verdict(self, block: _Block, error: str, *, again: bool) -> BlockFailed | None:
-        if again:
-            self.note(EventKind.RETRY, f"{block} tries again after attempt {block.attempts}: {error}")
-            return None
-        self.note(EventKind.FAILURE, f"{block} failed after {block.attempts} attempt(s): {error}")
-        return BlockFailed(start=block.start, stop=block.stop, error=error, attempts=block.attempts)
-
-
-class _Closing:
-    """`with pool:` closes it."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-class InlinePool(_Closing):
-    """One worker in this process: for debugging, and the oracle of the other pool's tests."""
-
-    def __init__(self, worker_factory: WorkerFactory, spec: Any, *, max_attempts: int = 3) -> None:
-        """Make the worker; an error of `worker_factory` is raised as it is."""
-        begin = time.perf_counter()
-        self._referee = _Referee(max_attempts)
-        self._bench = _Bench(worker_factory, spec)
-        self.num_workers = 1
-        self.events = self._referee.events
-        self.start_seconds: Mapping[str, float] = {"workers": time.perf_counter() - begin}
-
-    def map(self, blocks: Iterable[tuple[int, int]], hint: Hint) -> Iterator[BlockDone | BlockFailed]:
-        """Yield every block once, in the order given."""
-        work = _Work(blocks)
-        while (block := work.take(load=0)) is not None:
-            ran = self._bench.run(block.start, block.stop, hint())
-            if ran.error is None:
-                yield block.done(ran)
-            elif failed := self._referee.raised(block, ran.error):
-                yield failed
-            else:
-                work.put_back(block)
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -303,7 +69,7 @@ class _Seat:
     since_s: float
     failed_starts: int = 0
     name: str = "a starting worker"
-    flights: dict[Any, _Block] = field(default_factory=dict)  # In submission order, which is the actor's order.
+    flights: dict[Any, Block] = field(default_factory=dict)  # In submission order, which is the actor's order.
 
     def takes_more(self) -> bool:
         busy = len(self.flights)
@@ -311,7 +77,7 @@ class _Seat:
         return self.starting is None and busy < _QUEUED_PER_ACTOR and not lonely
 
 
-class RayPool(_Closing):
+class RayPool(Closing):
     """Workers on Ray actors: on a local Ray that the pool starts and stops, or on a cluster that it joins and leaves.
 
     Dead actors and dead nodes are replaced and their blocks handed out again. The block that was running is charged
@@ -337,7 +103,7 @@ class RayPool(_Closing):
         """
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, but got {num_workers}; leave it out to use every CPU")
-        self._referee = _Referee(max_attempts)
+        self._referee = Referee(max_attempts)
         self.events = self._referee.events
         self._start_timeout_s = start_timeout_s
         self._seats: list[_Seat] = []
@@ -360,10 +126,14 @@ class RayPool(_Closing):
     def _open(self, worker_factory: WorkerFactory, spec: Any) -> None:
         import ray
 
-        self._ray = ray
+        self._ray: Any = ray  # Half of Ray's functions carry no types.
         self._actor_class = _actor_class()
         # In a list, Ray hands on the reference itself; the actor then reads the spec after its threads are limited.
-        self._luggage = ([os.path.abspath(p) for p in sys.path], ray.cloudpickle.dumps(worker_factory), [ray.put(spec)])
+        self._luggage = (
+            [os.path.abspath(p) for p in sys.path],
+            self._ray.cloudpickle.dumps(worker_factory),
+            [ray.put(spec)],
+        )
         for _ in range(self.num_workers):
             self._seat()
         while any(seat.starting is not None for seat in self._seats):
@@ -379,7 +149,7 @@ class RayPool(_Closing):
 
     def map(self, blocks: Iterable[tuple[int, int]], hint: Hint) -> Iterator[BlockDone | BlockFailed]:
         """Yield every block once, in completion order. `hint` is called right before a block is handed out."""
-        work = _Work(blocks)
+        work = Work(blocks)
         for _ in range(self.num_workers - len(self._seats)):
             self._seat()
         try:
@@ -452,7 +222,7 @@ class RayPool(_Closing):
         if seat.failed_starts + 1 < self._referee.max_attempts:
             self._seat(seat.failed_starts + 1)
 
-    def _settle(self, ref: Any, work: _Work) -> Iterator[BlockDone | BlockFailed]:
+    def _settle(self, ref: Any, work: Work) -> Iterator[BlockDone | BlockFailed]:
         """Do what a resolved reference asks for; yield the blocks that it decides."""
         seat = self._owner.get(ref)
         if seat is None:
@@ -463,7 +233,7 @@ class RayPool(_Closing):
         try:
             ran = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:  # Its value cannot be pickled, say.
-            ran = _Ran(error=_reason(error))
+            ran = Ran(error=str(error).rstrip().splitlines()[-1])
         except self._ray.exceptions.RayError as lost:
             yield from self._bury(seat, _reason(lost), work)
             return
@@ -476,33 +246,22 @@ class RayPool(_Closing):
         else:
             work.put_back(block)
 
-    def _bury(self, seat: _Seat, error: str, work: _Work) -> Iterator[BlockDone | BlockFailed]:
-        """Replace a dead worker; report what it had finished, charge what it ran, hand out the rest again."""
-        flights = list(seat.flights.items())
-        finished = {ref: ran for ref, _ in flights if (ran := self._answer(ref)) is not None}
+    def _bury(self, seat: _Seat, error: str, work: Work) -> Iterator[BlockFailed]:
+        """Replace a dead worker; charge the block that it ran, hand out the ones behind it again."""
         self._referee.note(EventKind.CRASH, f"worker {seat.name} died: {error}")
         self._dismiss(seat)
         self._seat()
-        lost = [block for ref, block in flights if ref not in finished]
-        for block in lost[1:]:
+        # An actor runs its blocks in order, so the first without an answer ran. Or its answer was lost on the way, and
+        # the next one ran: hence a first charge never fails a block (unless max_attempts is 1), and suspects run alone.
+        running, *queued = seat.flights.values()
+        for block in queued:
             block.alone = True
             self._referee.note(EventKind.RESUBMISSION, f"{block} was queued on worker {seat.name}")
             work.put_back(block)
-        # An actor runs its blocks in order, so the first without an answer is the one that was running.
-        for block in lost[:1]:
-            if failed := self._referee.crashed(block, error):
-                yield failed
-            else:
-                work.put_back(block)
-        yield from (block.done(finished[ref]) for ref, block in flights if ref in finished)
-
-    def _answer(self, ref: Any) -> _Ran | None:
-        """The value that a dead worker had sent already, if it had."""
-        try:
-            ran = self._ray.get(ref, timeout=0)
-        except self._ray.exceptions.RayError:  # GetTimeoutError is one too.
-            return None
-        return ran if isinstance(ran, _Ran) and ran.error is None else None
+        if failed := self._referee.crashed(running, error):
+            yield failed
+        else:
+            work.put_back(running)
 
     def _require_workers(self) -> None:
         """A lost node can leave no room for a replacement: go on with fewer workers, but not with none."""
@@ -512,7 +271,7 @@ class RayPool(_Closing):
                 f"at least one worker must be left, but none is and no replacement started; last loss: {last}"
             )
 
-    def _hand_out(self, work: _Work, hint: Hint) -> None:
+    def _hand_out(self, work: Work, hint: Hint) -> None:
         """Fill the idle workers first, then one block deep behind those that run."""
         for load in range(_QUEUED_PER_ACTOR):
             for seat in self._seats:
@@ -538,12 +297,12 @@ def _actor_class() -> Any:
             for variable in _THREAD_VARIABLES:  # Before numba loads: one actor is one core.
                 os.environ[variable] = "1"
             sys.path[:] = paths + [path for path in sys.path if path not in paths]
-            from search.pool import _Bench, _describe
+            from search.blocks import Bench, describe
 
             try:
-                self._bench = _Bench(ray.cloudpickle.loads(worker_factory), ray.get(spec[0]))
+                self._bench = Bench(ray.cloudpickle.loads(worker_factory), ray.get(spec[0]))
             except Exception as error:  # The named boundary: the driver raises it as a PoolError.
-                return "", _describe(error)
+                return "", describe(error)
             return self._bench.name, None
 
         def run(self, start: int, stop: int, hint: Any) -> Any:
@@ -558,7 +317,7 @@ def _reason(error: BaseException) -> str:
     """Ray's errors are pages; the line that names the cause is enough."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     telling = [line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))]
-    detail = telling[-1] if telling else lines[-1 if "Traceback" in str(error) else 0]
+    detail = telling[-1] if telling else lines[0]
     detail = detail.split(" Some common causes")[0]
     return f"{type(error).__name__}: {detail[:300]}"
 
@@ -568,14 +327,11 @@ class _Session:
 
     def __init__(self, address: str | None, num_workers: int | None, object_store_bytes: int) -> None:
         import ray
-        from ray._private import worker as ray_worker
 
-        self._ray, self._ray_worker = ray, ray_worker
+        self._ray: Any = ray
         self._opened_here = not ray.is_initialized()
         self._local = address is None and self._opened_here
-        # Ray prints every dead worker to *standard output*, whatever `log_to_driver` says: no place for it in JSON.
-        self._printed_before = getattr(ray_worker, "_worker_logs_enabled", True)
-        ray_worker._worker_logs_enabled = False
+        self._printed_before = _let_ray_print(False)
         try:
             if self._local:
                 self._start(num_workers, object_store_bytes)
@@ -594,7 +350,10 @@ class _Session:
             raise ValueError(
                 f"num_workers must be at most {most} on {_usable_cpus()} CPUs, but got {num_workers}; leave it out"
             )
-        environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        environment = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Else a FutureWarning on stderr.
+        }
         environment |= dict.fromkeys(_THREAD_VARIABLES, "1")
         if "RAY_AUTH_MODE" not in os.environ:
             # Our own Ray, our own key: in the environment of its processes only, never in the home directory.
@@ -625,12 +384,16 @@ class _Session:
 
     def _init(self, **options: Any) -> None:
         main = threading.current_thread() is threading.main_thread()
-        on_term = signal.getsignal(signal.SIGTERM)
+        on_term, group = signal.getsignal(signal.SIGTERM), os.getpgrp()
         try:
             self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         finally:
             if main:  # Ray puts its own handler there; what SIGTERM does is the command line's business.
                 signal.signal(signal.SIGTERM, on_term)
+            if (
+                os.getpgrp() != group
+            ):  # Ray made us the leader of its processes: no Ctrl-C would reach us from a script.
+                os.setpgid(0, group)
 
     def num_workers(self, asked: int | None) -> int:
         """How many workers the cluster has room for: those asked for, or as many as there are free CPUs."""
@@ -659,7 +422,7 @@ class _Session:
         if self._opened_here:
             self._ray.shutdown()
             _reread_authentication()
-        self._ray_worker._worker_logs_enabled = self._printed_before
+        _let_ray_print(self._printed_before)
 
 
 def _usable_cpus() -> int:
@@ -681,12 +444,23 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _let_ray_print(wanted: bool) -> bool:
+    """Ray prints every dead worker to *standard output*, whatever `log_to_driver` says: no place for it in JSON."""
+    import ray._private.worker
+
+    settings = vars(ray._private.worker)
+    before = bool(settings.get("_worker_logs_enabled", True))
+    settings["_worker_logs_enabled"] = wanted
+    return before
+
+
 def _reread_authentication() -> None:
     """Ray reads the mode and the key once a process; a second session in this process may have others."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
-    AuthenticationTokenLoader.instance().reset_cache()
-    Config.initialize("")
+    compiled: Any = _raylet
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+    compiled.Config.initialize("")
 
 
 def _check_reachable(address: str) -> None:
@@ -699,7 +473,7 @@ def _check_reachable(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except (OSError, ValueError, OverflowError) as error:
-            raise ValueError(f"{law}: {_describe(error)}; {remedy}") from error
+            raise ValueError(f"{law}: {describe(error)}; {remedy}") from error
     probe = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)"
     try:
         tried = subprocess.run(

@@ -50,7 +50,7 @@ DOORS = {
 # Where a defect becomes an exit code, an error row, or an error that the driver raises: (file, function).
 BOUNDARIES = {
     ("search/cli.py", "main"),
-    ("search/pool.py", "_Bench.run"),
+    ("search/blocks.py", "Bench.run"),
     ("search/pool.py", "_actor_class.SearchWorker.start"),
 }
 

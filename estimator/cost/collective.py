@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -49,10 +50,27 @@ def collective(
     (Thakur 2005, doi:10.1177/1094342005051521, and NCCL's rings over all NICs of a node):
     all-gather and reduce-scatter (n-1)/n V, all-reduce twice that.
     """
-    if kind is Traffic.COPY:
-        return Linear(0.0 * np.asarray(size), 0.0 * np.asarray(size))
+    if isinstance(size, np.ndarray) or isinstance(stride, np.ndarray):
+        return _collective(kind, system, size, stride, fanout, max_domains)
+    return _one_collective(kind, system, size, stride, fanout, max_domains)
+
+
+@lru_cache(maxsize=4096)
+def _one_collective(
+    kind: Traffic, system: SystemSpec, size: float, stride: float, fanout: float, max_domains: int
+) -> Linear:
+    """The same with one row, whose numbers are taken out."""
+    cost = _collective(kind, system, np.array([size]), np.array([stride]), fanout, max_domains)
+    return Linear(np.asarray(cost.per_byte).item(), np.asarray(cost.latency_s).item())
+
+
+def _collective(
+    kind: Traffic, system: SystemSpec, size: Array, stride: Array, fanout: float, max_domains: int
+) -> Linear:
     members = system.members(size, stride)
     n = members[..., -1]
+    if kind is Traffic.COPY:
+        return Linear(0.0 * n, 0.0 * n)
     if kind is Traffic.ALL_TO_ALL:
         return _all_to_all(system, members, fanout, max_domains)
     twice = 2.0 if kind is Traffic.ALL_REDUCE else 1.0

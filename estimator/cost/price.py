@@ -7,26 +7,22 @@ Each price carries its source.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from estimator.cost.work import Work, work
 from estimator.graph import Block
-from estimator.op import Array, Op, OpKind
+from estimator.op import Array, Op, OpKind, larger, rounded_up, smaller
 from estimator.precision import PrecisionRecipe
 from hardware.chip import ChipSpec
 
-__all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "price"]
+__all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "by_priority", "price"]
 
 MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
 KERNEL_S = 2e-6  # ramp-up and drain of one kernel on the device; assumption: a null kernel takes about 2 us on A100/H100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(NamedTuple):
     """Seconds of one op (`[R]` or plain), what bounds it, and who said so."""
 
     seconds: Array
@@ -65,14 +61,15 @@ class TileModel:
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
         """Weighted GEMMs, single or grouped."""
-        return op.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
+        return op.kind is OpKind.MATMUL or op.kind is OpKind.GROUPED_MATMUL
 
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of all waves."""
         groups, m, k, n = amount.gemm
-        tiles = groups * np.ceil(m / self.TILE) * np.ceil(n / self.TILE)
+        tiles = groups * rounded_up(m / self.TILE) * rounded_up(n / self.TILE)
         load = tiles / chip.num_sms
-        waves = np.where(load >= 1.0, np.ceil(load), np.maximum(load, 1.0 / self.SPLIT))
+        # ceil(load) from one full wave on; below that, k is split until every multiprocessor has work.
+        waves = larger(smaller(load, 1.0), 1.0 / self.SPLIT) + larger(rounded_up(load) - 1.0, 0.0)
         rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / chip.num_sms
         overhead = chip.gemm_slowdown * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
         return waves * (2 * self.TILE * self.TILE * overhead) * (k + self.RAMP) / rate
@@ -100,15 +97,21 @@ class Roofline:
 BACKENDS: list[Backend] = [TileModel(), Roofline()]
 
 
+def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
+    """The order in which backends are asked."""
+    return tuple(sorted(backends, key=lambda b: -b.priority))
+
+
 def price(
     op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()
 ) -> Price:
-    """Price of one op of `block`, from the backend of highest priority that covers it."""
+    """Price of one op of `block`, from the first of `backends` (none given: by priority) that covers it."""
     amount = work(op, block, recipe)
-    chain = sorted(backends or BACKENDS, key=lambda b: -b.priority)
-    backend = next(b for b in chain if b.covers(op, chip))
+    for backend in backends or by_priority(BACKENDS):  # a plain loop: called for every op of a price row
+        if backend.covers(op, chip):
+            break
     compute = backend.compute_seconds(op, amount, chip, recipe)
     moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
     memory = moved / (chip.hbm_bytes_per_s * chip.hbm_efficiency)
-    seconds = np.maximum(compute, memory) + KERNEL_S
-    return Price(seconds=seconds, compute_s=compute, memory_s=memory, work=amount, source=backend.name)
+    seconds = larger(compute, memory) + KERNEL_S
+    return Price(seconds, compute, memory, amount, backend.name)

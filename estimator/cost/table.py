@@ -7,17 +7,17 @@ what they are and by what could hide them, so that an overlap flag picks a colum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
-from estimator.cost.collective import collective
-from estimator.cost.price import BACKENDS, Backend, price
+from estimator.cost.collective import Linear, collective
+from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
-from estimator.op import Array, Traffic, Group, Op, OpKind, Phase, Tensor
+from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
 from estimator.passes import recompute
-from estimator.passes.shard import is_tensor_parallel
+from estimator.passes.shard import CORE_KINDS, is_tensor_parallel
 from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import Recompute, Strategy
 from hardware.system import SystemSpec
@@ -94,15 +94,17 @@ def price_table(
     rows, kinds = strategy.num_rows, graph.kinds
     base = np.zeros((rows, len(kinds), len(Base)))
     again = np.zeros((rows, len(recomputes), len(kinds), len(Again)))
-    pricer = _Pricer(strategy, system, recipe, backends or tuple(BACKENDS))
+    pricer = _Pricer(strategy, system, recipe, by_priority(backends or BACKENDS))
+    chosen = [recompute(graph, choice) for choice in recomputes]
     for k, kind in enumerate(kinds):
         block = graph.blocks[kind]
-        for column, value in pricer.base(block).items():
+        priced: dict[str, Price] = {}
+        for column, value in pricer.base(block, priced).items():
             base[:, k, column] = value
-        kept_all = pricer.saved_bytes(block)
-        for c, choice in enumerate(recomputes):
-            for column, value in pricer.again(recompute(graph, choice).blocks[kind], kept_all).items():
-                again[:, c, k, column] = value
+        kept_all, transient = pricer.saved_bytes(block), pricer.transient_bytes(block)
+        for c, other in enumerate(chosen):
+            for again_column, value in pricer.again(other.blocks[kind], priced, kept_all, transient).items():
+                again[:, c, k, again_column] = value
     hop = np.zeros(rows) + pricer.tensor_bytes(graph.blocks[BlockKind.HEAD].tensors["x"], Role.ACTIVATION)
     buffers = np.zeros(rows) + pricer.buffer_bytes(graph)
     return PriceTable(kinds=kinds, recomputes=recomputes, base=base, again=again, hop_bytes=hop, buffer_bytes=buffers)
@@ -114,43 +116,52 @@ class _Pricer:
     system: SystemSpec
     recipe: PrecisionRecipe
     backends: tuple[Backend, ...]
+    costs: dict[tuple[Traffic, Group, float, int], Linear] = field(default_factory=dict)
 
-    def base(self, block: Block) -> dict[Base, Array]:
-        phases = {p: self._phase(block, p) for p in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD)}
+    def base(self, block: Block, priced: dict[str, Price]) -> dict[Base, Array]:
+        phases = {p: self._phase(block, p, priced) for p in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD)}
         out: dict[Base, Array] = {}
-        for letter, phase in (("F", Phase.FORWARD), ("B", Phase.BACKWARD)):
-            out |= {Base[f"{letter}_{name}"]: value for name, value in phases[phase].seconds().items()}
-        wgrad = phases[Phase.WEIGHT_GRAD].seconds()
-        out |= {Base.W_COMP: wgrad["COMP"], Base.W_HOST: wgrad["HOST"]}
+        for first, phase in ((Base.F_COMP, Phase.FORWARD), (Base.B_COMP, Phase.BACKWARD)):
+            out |= {Base(first + i): value for i, value in enumerate(phases[phase].seconds())}
+        out[Base.W_COMP], out[Base.W_HOST] = phases[Phase.WEIGHT_GRAD].seconds()[:2]
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights
         per = {True: self.recipe.linear_weight_bytes, False: self.recipe.other_weight_bytes}
         for prefix, expert in (("DENSE", False), ("EXPERT", True)):
-            mine = [w for w in weights if w.expert is expert]
-            out[Base[f"{prefix}_PARAMS"]] = sum((w.elements for w in mine), 0.0)
-            out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((w.elements * per[w.linear] for w in mine), 0.0)
+            mine = [(w.elements, per[w.linear]) for w in weights if w.expert is expert]
+            out[Base[f"{prefix}_PARAMS"]] = sum((elements for elements, _ in mine), 0.0)
+            out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
         return out
 
-    def again(self, block: Block, kept_all: Array) -> dict[Again, Array]:
-        phase = self._phase(block, Phase.RECOMPUTE)
-        out: dict[Again, Array] = {Again[f"R_{name}"]: value for name, value in phase.seconds().items()}
+    def again(
+        self, block: Block, priced: dict[str, Price], kept_all: Array, transient: Array
+    ) -> dict[Again, Array]:
+        """Columns of one recompute choice; an op that runs again costs what its first run did."""
+        phase = self._phase(block, Phase.RECOMPUTE, priced)
+        out: dict[Again, Array] = {Again(i): value for i, value in enumerate(phase.seconds())}
         saved = self.saved_bytes(block)
         out[Again.SAVED_BYTES] = saved
         # While one block's backward runs, what recompute brings back is alive beside the widest op's tensors.
-        out[Again.LIVE_BYTES] = np.maximum(kept_all - saved, 0.0) + self.transient_bytes(block)
+        out[Again.LIVE_BYTES] = larger(kept_all - saved, 0.0) + transient
         out[Again.FLOPS] = phase.flops
         for source in ("tile", "measured", "roofline"):
             out[Again[f"{source.upper()}_S"]] = phase.by_source.get(source, 0.0)
         return out
 
-    def _phase(self, block: Block, phase: Phase) -> _PhaseSeconds:
+    def _phase(self, block: Block, phase: Phase, priced: dict[str, Price]) -> _PhaseSeconds:
+        """The ops of one phase; `priced` [op name] collects forward prices and gives them to recompute."""
         total = _PhaseSeconds(self.strategy.tp, self.strategy.cp, self.system.chip.launch_s)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
                 continue
-            p = price(op, block, self.system.chip, self.recipe, self.backends)
+            if phase is Phase.RECOMPUTE:
+                p = priced[op.name]
+            else:
+                p = price(op, block, self.system.chip, self.recipe, self.backends)
+                if phase is Phase.FORWARD:
+                    priced[op.name] = p
             total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0)
         return total
 
@@ -158,20 +169,20 @@ class _Pricer:
         """Seconds of one collective op."""
         assert op.collective is not None
         assert op.group is not None
-        size, stride = self.group(op.group)
-        cost = collective(op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains)
-        return cost.seconds(op.payload if op.collective is not Traffic.COPY else 0.0)
+        if op.collective is Traffic.COPY:
+            return 0.0
+        key = (op.collective, op.group, op.fanout, op.max_domains)
+        if key not in self.costs:
+            size, stride = self.group(op.group)
+            self.costs[key] = collective(
+                op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
+            )
+        return self.costs[key].seconds(op.payload)
 
     def group(self, group: Group) -> tuple[Array, Array]:
         """Size and rank stride: tp, cp, dp, pp from the inside out; etp, ep, edp fold over the same ranks."""
         s = self.strategy
-        one = np.ones(s.num_rows)
-        return {
-            Group.TP: (s.tp * one, one),
-            Group.CP: (s.cp * one, s.tp * one),
-            Group.ETP: (s.etp * one, one),
-            Group.EP: (s.ep * one, s.etp * one),
-        }[group]
+        return {Group.TP: (s.tp, 1.0), Group.CP: (s.cp, s.tp), Group.ETP: (s.etp, 1.0), Group.EP: (s.ep, s.etp)}[group]
 
     def tensor_bytes(self, tensor: Tensor, role: Role) -> Array:
         """Bytes of a tensor stored in a role's dtype."""
@@ -195,28 +206,32 @@ class _Pricer:
         for op in block.of_phase(Phase.FORWARD):
             if op.kind is OpKind.MATMUL:
                 m, k, n = (d.size for d in op.dims)
-                now = m * (k + n) * width
+                out = block.tensors[op.outputs[0]]
+                # Partial sums are whole until they are reduced; a split output may come in chunks (fused loss).
+                now = (m * k + (out.elements if is_tensor_parallel(out.dims) else m * n)) * width
             else:
-                tensors = [block.tensors[name] for name in (*op.inputs, *op.outputs)]
-                now = sum((t.elements * self.recipe.nbytes(t.role) for t in tensors), 0.0)
-            widest = np.maximum(widest, now)
+                now = 0.0
+                for name in (*op.inputs, *op.outputs):
+                    tensor = block.tensors[name]
+                    now = now + tensor.elements * self.recipe.nbytes(tensor.role)
+            widest = larger(widest, now)
         return widest
 
     def buffer_bytes(self, graph: OpGraph) -> Array:
-        """Send and receive buffers of the widest all-to-all and of the stage boundary."""
+        """Send and receive buffers of the widest expert all-to-all, where there is one."""
         widest: Array = 0.0
         for block in graph.blocks.values():
             for op in block.of_phase(Phase.FORWARD):
                 if op.collective is Traffic.ALL_TO_ALL and op.group is Group.EP:
-                    widest = np.maximum(widest, np.where(np.asarray(self.strategy.ep) > 1, 2.0 * op.payload, 0.0))
-        return widest
+                    widest = larger(widest, 2.0 * op.payload)
+        return widest * (self.strategy.ep > 1)
 
 
 class _PhaseSeconds:
     """Sums one phase of one block and splits it by what could hide it."""
 
     def __init__(self, tp: Array, cp: Array, launch_s: float) -> None:
-        self.tp, self.cp, self.launch_s = np.asarray(tp), np.asarray(cp), launch_s
+        self.tp, self.cp, self.launch_s = tp, cp, launch_s
         self.compute: Array = 0.0
         self.gemm: Array = 0.0  # GEMMs beside tensor-parallel collectives
         self.attention: Array = 0.0
@@ -232,7 +247,7 @@ class _PhaseSeconds:
         self.by_source[source] = self.by_source.get(source, 0.0) + seconds
         if op.kind is OpKind.MATMUL and is_tensor_parallel(op.dims):
             self.gemm = self.gemm + seconds
-        if op.kind in {OpKind.ATTENTION, OpKind.SCORES, OpKind.CONTEXT}:
+        if op.kind in CORE_KINDS:
             self.attention = self.attention + seconds
 
     def add_traffic(self, op: Op, seconds: Array) -> None:
@@ -240,28 +255,33 @@ class _PhaseSeconds:
         key = (op.group, bool(op.beside))
         self.traffic[key] = self.traffic.get(key, 0.0) + seconds
 
-    def seconds(self) -> dict[str, Array]:
-        """Exposed seconds by cause. Hidden traffic takes SLOWDOWN of the chip while it runs, so an overlapped pair
-        takes max(compute + SLOWDOWN * traffic, traffic). The windows of TP and EP traffic are disjoint."""
+    def seconds(self) -> tuple[Array, ...]:
+        """Exposed seconds by cause, in the order of Base.F_COMP to F_EP1.
+
+        Hidden traffic takes SLOWDOWN of the chip while it runs, so an overlapped pair takes
+        max(compute + SLOWDOWN * traffic, traffic). The windows of TP and EP traffic are disjoint.
+        """
         get = self.traffic.get
         tp, ep = get((Group.TP, True), 0.0), get((Group.EP, True), 0.0)
         tp_fixed, ep_fixed = get((Group.TP, False), 0.0), get((Group.ETP, False), 0.0)
-        window = np.where(self.tp > 1, self.gemm, 0.0)
+        window = self.gemm * (self.tp > 1)
         rest = self.compute - window
         # A ring pass hides under the attention of the blocks at hand: all but the first of cp steps.
-        ring = np.maximum(get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
-        return {
-            "COMP": self.compute,
-            # The device waits for the host where launches take longer than the kernels they start.
-            "HOST": np.maximum(self.num_kernels * self.launch_s - self.compute, 0.0),
-            "CP": ring + get((Group.CP, False), 0.0),
-            "TP0": tp + tp_fixed,
-            "TP1": _beside(window, tp) + tp / TP_CHUNKS + tp_fixed,
-            "EP0": ep + ep_fixed,
-            "EP1": _beside(rest, ep) + ep_fixed,
-        }
+        ring = larger(get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
+        first = tp / TP_CHUNKS
+        # The device waits for the host where launches take longer than the kernels they start.
+        host = larger(self.num_kernels * self.launch_s - self.compute, 0.0)
+        return (
+            self.compute,
+            host,
+            ring + get((Group.CP, False), 0.0),
+            tp + tp_fixed,
+            _beside(window, tp - first) + first + tp_fixed,
+            ep + ep_fixed,
+            _beside(rest, ep) + ep_fixed,
+        )
 
 
 def _beside(window: Array, traffic: Array) -> Array:
     """What overlapped traffic adds to the seconds of its window."""
-    return np.maximum(window + SLOWDOWN * traffic, traffic) - window
+    return larger(window + SLOWDOWN * traffic, traffic) - window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from estimator.graph import Block
 from estimator.op import Array, Op, OpKind, Phase, product
@@ -14,8 +14,7 @@ __all__ = ["Work", "work"]
 VECTOR_FLOPS_PER_ELEMENT = 8.0  # norms, rotations and activations take 5 to 10; all are bound by memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """FLOPs, bytes moved through HBM, and for GEMMs their (groups, m, k, n)."""
 
     flops: Array
@@ -33,7 +32,7 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
         groups, rows, k, n = (d.size for d in op.dims)
         m = rows / groups
         return _gemm(op, (groups, k, m, n) if op.phase is Phase.WEIGHT_GRAD else (groups, m, k, n), recipe)
-    if op.kind in {OpKind.SCORES, OpKind.CONTEXT}:
+    if op.kind is OpKind.SCORES or op.kind is OpKind.CONTEXT:
         # Unfused kernels form the whole square, masked half included.
         nbytes = _streamed(op, block, recipe)
         return Work(flops=2.0 * op.passes * product(op.dims), nbytes=nbytes, dtype=recipe.attention, matrix=True)
@@ -42,9 +41,14 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
         # Causal: half the square (arXiv:2307.08691, sec. 4.1). Ignores softmax: about 5 FLOPs a score against 4 * 128.
         flops = op.passes * batch * query * key * heads * (qk + value)
         return Work(flops=flops, nbytes=_streamed(op, block, recipe), dtype=recipe.attention, matrix=True)
-    elements = sum((block.tensors[name].elements for name in (*op.inputs, *op.outputs)), 0.0)
+    elements: Array = 0.0
+    nbytes: Array = 0.0
+    for name in (*op.inputs, *op.outputs):
+        tensor = block.tensors[name]
+        elements = elements + tensor.elements
+        nbytes = nbytes + tensor.elements * recipe.widths[tensor.role]
     flops = VECTOR_FLOPS_PER_ELEMENT * elements
-    return Work(flops=flops, nbytes=_streamed(op, block, recipe), dtype=DType.FP32, matrix=False)
+    return Work(flops, op.passes * nbytes, DType.FP32, False)
 
 
 def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRecipe) -> Work:
@@ -53,7 +57,7 @@ def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRec
     dtype = recipe.gemm if op.role is Role.LINEAR_INPUT else recipe.attention
     out = recipe.grad_bytes if op.phase is Phase.WEIGHT_GRAD else recipe.activation.nbytes
     nbytes = groups * ((m * k + k * n) * dtype.nbytes + m * n * out)
-    return Work(flops=2.0 * groups * m * k * n, nbytes=nbytes, dtype=dtype, matrix=True, gemm=shape)
+    return Work(2.0 * groups * m * k * n, nbytes, dtype, True, shape)
 
 
 def _streamed(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
@@ -61,5 +65,5 @@ def _streamed(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
     total: Array = 0.0
     for name in (*op.inputs, *op.outputs):
         tensor = block.tensors[name]
-        total = total + tensor.elements * recipe.nbytes(tensor.role)
+        total = total + tensor.elements * recipe.widths[tensor.role]
     return op.passes * total

@@ -23,6 +23,7 @@ def insert_collectives(graph: OpGraph, strategy: Strategy, recipe: PrecisionReci
 def _with_traffic(block: Block, s: Strategy, recipe: PrecisionRecipe) -> Iterator[Op]:
     gathered: set[str] = set()
     core_done = False
+    returns = _first_consumer(block, Role.COMBINE)
     for op in block.ops:
         if op.kind is OpKind.MATMUL and _splits_output(op) and op.inputs[0] not in gathered:
             gathered.add(op.inputs[0])
@@ -30,7 +31,7 @@ def _with_traffic(block: Block, s: Strategy, recipe: PrecisionRecipe) -> Iterato
         if op.kind in CORE_KINDS and not core_done:
             core_done = True
             yield from _context_traffic(block, op, s, recipe)
-        if op.name == _first_consumer(block, Role.COMBINE):
+        if op.name == returns:
             yield from _expert_traffic(block, op, s, recipe, back=True)
         yield op
         if op.kind is OpKind.MATMUL and _splits_inner(op):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-
 from estimator.graph import Block, OpGraph
-from estimator.op import Traffic, Op, OpKind, Phase
+from estimator.op import Group, Op, OpKind, Phase, Traffic
 
 __all__ = ["differentiate"]
 
 # Backward traffic over forward traffic of ops that stream their tensors, counting one read or write per tensor.
-# norm: reads x and dy, writes dx (3 against 2). gated activation: reads dy, gate, up, writes two (5 against 3).
+# norm, activation: reads x and dy, writes dx (3 against 2); a gated one reads dy, gate, up, writes two (5 against 3).
 # softmax: reads p and dp, writes ds. loss: its fp32 softmax is read, the gradient written (inside its forward passes).
 BACKWARD_TRAFFIC = {
     OpKind.NORM: 1.5,
-    OpKind.ACTIVATION: 5 / 3,
+    OpKind.ACTIVATION: 1.5,
     OpKind.SOFTMAX: 1.5,
     OpKind.ROPE: 1.0,
     OpKind.ELEMENTWISE: 1.0,
@@ -24,6 +22,18 @@ BACKWARD_TRAFFIC = {
     OpKind.TOPK: 0.5,
     OpKind.LOSS: 0.5,
     OpKind.EMBEDDING: 2.0,  # scatter-add reads and writes the gradient rows
+}
+GATED_TRAFFIC = 5 / 3
+
+DUALS = {
+    # What was gathered is not kept (tp: sequence parallelism; cp: keys and values), so backward gathers it again.
+    Traffic.ALL_GATHER: (Traffic.REDUCE_SCATTER, Traffic.ALL_GATHER),
+    Traffic.REDUCE_SCATTER: (Traffic.ALL_GATHER,),
+    Traffic.COPY: (Traffic.ALL_REDUCE,),
+    Traffic.ALL_REDUCE: (),
+    Traffic.ALL_TO_ALL: (Traffic.ALL_TO_ALL,),
+    # k and v pass again, and with them the sums of their gradients
+    Traffic.RING: (Traffic.RING, Traffic.RING),
 }
 
 
@@ -36,35 +46,29 @@ def _gradients(block: Block, op: Op) -> Iterator[Op]:
     if op.kind is OpKind.COLLECTIVE:
         yield from _dual(op)
         return
-    back = replace(op, name=f"{op.name}.grad", phase=Phase.BACKWARD, inputs=op.outputs, outputs=op.inputs, saves=())
+    back = op.but(name=f"{op.name}.grad", phase=Phase.BACKWARD, inputs=op.outputs, outputs=op.inputs, saves=())
     if op.kind is OpKind.MATMUL:
         m, k, n = op.dims
-        yield replace(back, dims=(m, n, k))
-        yield replace(back, name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD, dims=(k, m, n))
+        yield back.but(dims=(m, n, k))
+        yield back.but(name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD, dims=(k, m, n))
     elif op.kind is OpKind.GROUPED_MATMUL:
         groups, rows, k, n = op.dims
-        yield replace(back, dims=(groups, rows, n, k))
-        yield replace(back, name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD)
+        yield back.but(dims=(groups, rows, n, k))
+        yield back.but(name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD)
     elif op.kind in {OpKind.SCORES, OpKind.CONTEXT}:
-        yield replace(back, passes=2.0)  # one GEMM for each of the two inputs
+        yield back.but(passes=2.0)  # one GEMM for each of the two inputs
     elif op.kind is OpKind.ATTENTION:
-        yield replace(back, passes=2.5)  # five GEMMs against two: scores are formed again (arXiv:2307.08691, sec. 3)
+        yield back.but(passes=2.5)  # five GEMMs against two: scores are formed again (arXiv:2307.08691, sec. 3)
     else:
-        yield replace(back, passes=op.passes * BACKWARD_TRAFFIC[op.kind])
+        gated = op.kind is OpKind.ACTIVATION and len(op.inputs) == 2
+        yield back.but(passes=op.passes * (GATED_TRAFFIC if gated else BACKWARD_TRAFFIC[op.kind]))
 
 
 def _dual(op: Op) -> Iterator[Op]:
     """Gather <-> reduce-scatter, copy <-> all-reduce, all-to-all <-> itself; a ring also brings gradients home."""
-    duals = {
-        # The gathered input is not kept (sequence parallelism), so the weight gradient gathers it again.
-        Traffic.ALL_GATHER: (Traffic.REDUCE_SCATTER, Traffic.ALL_GATHER),
-        Traffic.REDUCE_SCATTER: (Traffic.ALL_GATHER,),
-        Traffic.COPY: (Traffic.ALL_REDUCE,),
-        Traffic.ALL_REDUCE: (),
-        Traffic.ALL_TO_ALL: (Traffic.ALL_TO_ALL,),
-        # k and v pass again, and with them the sums of their gradients
-        Traffic.RING: (Traffic.RING, Traffic.RING),
-    }
     assert op.collective is not None
-    for i, collective in enumerate(duals[op.collective]):
-        yield replace(op, name=f"{op.name}.grad{i or ''}", phase=Phase.BACKWARD, collective=collective)
+    again = DUALS[op.collective]
+    if op.group is Group.ETP:  # the rows that an etp group shares are kept whole
+        again = again[:1]
+    for i, collective in enumerate(again):
+        yield op.but(name=f"{op.name}.grad{i or ''}", phase=Phase.BACKWARD, collective=collective)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from estimator.graph import Block, OpGraph
 from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor
 from estimator.precision import Role
@@ -39,8 +37,8 @@ def _flash_attention(block: Block) -> Block:
     lse = "attention.lse"
     act = Role.ACTIVATION
     inputs = (*scores.inputs, context.inputs[1])
-    fused = replace(
-        scores, name="attention.core", kind=OpKind.ATTENTION, dims=(*scores.dims, context.dims[4]), inputs=inputs,
+    fused = scores.but(
+        name="attention.core", kind=OpKind.ATTENTION, dims=(*scores.dims, context.dims[4]), inputs=inputs,
         outputs=(out,), saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL)),
     )  # fmt: skip
     gone = {OpKind.SCORES, OpKind.SOFTMAX}
@@ -57,7 +55,7 @@ def _fused_norm(block: Block) -> Block:
         if op.kind is not OpKind.NORM:
             return op
         saves = tuple(s for s in op.saves if not (s.role is Role.FULL and s.tensor in op.inputs))
-        return replace(op, saves=saves, passes=1.0)
+        return op.but(saves=saves, passes=1.0)
 
     return block.with_ops(tuple(change(op) for op in block.ops))
 
@@ -70,7 +68,7 @@ def _fused_activation(block: Block) -> Block:
         if op.kind is not OpKind.ACTIVATION or not set(op.inputs) & silu.keys():
             return op
         first = silu[op.inputs[0]]
-        return replace(op, inputs=(first.inputs[0], op.inputs[1]), saves=(*first.saves, op.saves[1]))
+        return op.but(inputs=(first.inputs[0], op.inputs[1]), saves=(*first.saves, op.saves[1]))
 
     return block.with_ops(tuple(change(op) for op in block.ops if not set(op.outputs) & silu.keys()))
 
@@ -86,9 +84,9 @@ def _fused_loss(block: Block) -> Block:
 
     def change(op: Op) -> Op:
         if op.kind is OpKind.LOSS:
-            return replace(op, inputs=("logits.chunk",), saves=(), passes=2.0 * LOSS_CHUNKS)
+            return op.but(inputs=("logits.chunk",), saves=(), passes=2.0 * LOSS_CHUNKS)
         if op.component is Component.HEAD and logits in op.outputs:
-            return replace(op, outputs=("logits.chunk",))
+            return op.but(outputs=("logits.chunk",))
         return op
 
     return block.with_ops(tuple(change(op) for op in block.ops), {"logits.chunk": chunk})

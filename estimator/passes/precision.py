@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-
 from estimator.graph import Block, OpGraph
 from estimator.op import Op, OpKind, Phase
 from estimator.precision import PrecisionRecipe, Role
@@ -44,6 +42,6 @@ def remake_activations(graph: OpGraph, recipe: PrecisionRecipe) -> OpGraph:
 
     def change(block: Block) -> Block:
         again = (op for op in block.of_phase(Phase.FORWARD) if op.kind is OpKind.ACTIVATION)
-        return block.with_ops((*block.ops, *(replace(op, phase=Phase.RECOMPUTE, saves=()) for op in again)))
+        return block.with_ops((*block.ops, *(op.but(phase=Phase.RECOMPUTE, saves=()) for op in again)))
 
     return graph.map(change)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from estimator.graph import Block, OpGraph
-from estimator.op import Array, Axis, Dim, Op, OpKind, Tensor, Weight
+from estimator.op import Array, Axis, Dim, Op, OpKind, Tensor, Weight, larger, rounded_up
 from estimator.strategy import ContextParallel, Strategy
 
-__all__ = ["TENSOR_PARALLEL", "is_tensor_parallel", "shard"]
+__all__ = ["CORE_KINDS", "TENSOR_PARALLEL", "is_tensor_parallel", "shard"]
 
 TENSOR_PARALLEL = frozenset({Axis.HEADS, Axis.KV_HEADS, Axis.FFN, Axis.VOCAB})
 CORE_KINDS = frozenset({OpKind.SCORES, OpKind.CONTEXT, OpKind.ATTENTION})
@@ -22,34 +20,46 @@ CORE_KINDS = frozenset({OpKind.SCORES, OpKind.CONTEXT, OpKind.ATTENTION})
 
 def shard(graph: OpGraph, strategy: Strategy) -> OpGraph:
     """The share of one rank, for sizes as numbers or arrays `[R]`."""
-    return graph.map(lambda block: _shard_block(block, strategy))
+    return graph.map(_Split(strategy).block)
 
 
 def is_tensor_parallel(dims: tuple[Dim, ...]) -> bool:
     """Whether any of these dims is split over tp."""
-    return any(dim.axis in TENSOR_PARALLEL for dim in dims)
+    for dim in dims:  # a plain loop: asked for every op and tensor of a price row
+        if dim.axis in TENSOR_PARALLEL:
+            return True
+    return False
 
 
-def _shard_block(block: Block, s: Strategy) -> Block:
-    tensors = {
-        name: Tensor(_local(t.dims, s, whole_tokens=is_tensor_parallel(t.dims)), t.role)
-        for name, t in block.tensors.items()
-    }
-    return replace(block, ops=tuple(_shard_op(op, s) for op in block.ops), tensors=tensors)
+class _Split:
+    """Shares under one strategy; shapes recur over ops and blocks, so each is split once."""
 
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.known: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
 
-def _shard_op(op: Op, s: Strategy) -> Op:
-    weights = tuple(Weight(w.name, _local(w.dims, s, whole_tokens=True), w.expert, w.linear) for w in op.weights)
-    dims = _local(op.dims, s, whole_tokens=is_tensor_parallel(op.dims))
-    if op.kind in CORE_KINDS and s.context_parallel is ContextParallel.ULYSSES:
-        # Ulysses (Jacobs 2023, arXiv:2309.14509): inside the core a rank holds the whole sequence of 1/cp of its heads.
-        per_head = {Axis.QUERY: s.cp, Axis.HEADS: 1.0 / np.asarray(s.cp, dtype=np.float64)}
-        dims = tuple(Dim(d.size * per_head.get(d.axis, 1.0), d.axis, d.units) for d in dims)
-    return replace(op, dims=dims, weights=weights)
+    def block(self, block: Block) -> Block:
+        tensors = {name: Tensor(self.local(t.dims), t.role) for name, t in block.tensors.items()}
+        return replace(block, ops=tuple([self.op(op) for op in block.ops]), tensors=tensors)
 
+    def op(self, op: Op) -> Op:
+        dims = self.local(op.dims)
+        if op.kind in CORE_KINDS and self.strategy.context_parallel is ContextParallel.ULYSSES:
+            # Ulysses (Jacobs 2023, arXiv:2309.14509): inside the core a rank holds the whole sequence of 1/cp of its
+            # heads.
+            per_head = {Axis.QUERY: self.strategy.cp, Axis.HEADS: 1.0 / self.strategy.cp}
+            dims = tuple(Dim(d.size * per_head.get(d.axis, 1.0), d.axis, d.units) for d in dims)
+        if not op.weights:
+            return op.but(dims=dims)
+        weights = tuple([Weight(w.name, self.local(w.dims), w.expert, w.linear) for w in op.weights])
+        return op.but(dims=dims, weights=weights)
 
-def _local(dims: tuple[Dim, ...], s: Strategy, *, whole_tokens: bool) -> tuple[Dim, ...]:
-    return tuple(Dim(_size(dim, s, whole_tokens), dim.axis, dim.units) for dim in dims)
+    def local(self, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """The share of a shape; with a tensor-parallel axis in it, all tokens of the TP group."""
+        if dims not in self.known:
+            whole = is_tensor_parallel(dims)
+            self.known[dims] = tuple([Dim(_size(d, self.strategy, whole), d.axis, d.units) for d in dims])
+        return self.known[dims]
 
 
 def _size(dim: Dim, s: Strategy, whole_tokens: bool) -> Array:
@@ -64,9 +74,9 @@ def _size(dim: Dim, s: Strategy, whole_tokens: bool) -> Array:
     if axis in {Axis.HEADS, Axis.FFN}:
         return size / s.tp
     if axis is Axis.KV_HEADS:  # fewer heads than ranks: every rank still holds one
-        return size / dim.units * np.maximum(dim.units / s.tp, 1.0)
+        return size / dim.units * larger(dim.units / s.tp, 1.0)
     if axis is Axis.VOCAB:  # padded to a multiple of units * tp, as Megatron does
-        return np.ceil(size / (dim.units * s.tp)) * dim.units
+        return rounded_up(size / (dim.units * s.tp)) * dim.units
     if axis is Axis.EXPERTS:
         return size / s.ep
     if axis is Axis.EXPERT_FFN:

@@ -173,6 +173,11 @@ def test_what_a_row_does_not_say_is_listed(changes: dict[str, str], listed: str)
     assert not any(line.startswith(listed) for line in _of().assumed)
 
 
+def test_an_assumption_is_listed_once_however_often_it_is_used() -> None:
+    assumed = _of(kv_heads="", attention="", head_dim="").assumed
+    assert len(assumed) == len(set(assumed))
+
+
 def test_a_full_row_assumes_only_what_has_no_column() -> None:
     heads = [line.split(":")[0] for line in _of().assumed if not line.startswith("system")]
     assert heads == ["norm and biases", "overlap_pp=0", "fused_loss=0"]

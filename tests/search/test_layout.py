@@ -64,10 +64,10 @@ def test_a_layout_of_another_model_is_refused(layout: str, message: str) -> None
         chunk_layers(layout, num_chunks=2, num_layers=4)
 
 
-@pytest.mark.parametrize("layout", ["Ettm|ttL", "Ett|mttL", "Ett|ttLm"])
+@pytest.mark.parametrize("layout", ["Ettm|t|tL", "Ett|tm|tL", "Ett|t|mtL", "Ett|t|tLm"])
 def test_mtp_layers_sit_between_the_last_layer_and_the_loss(layout: str) -> None:
     with pytest.raises(ValueError, match="start with E"):
-        chunk_layers(layout, num_chunks=2, num_layers=4, num_mtp_layers=1)
+        chunk_layers(layout, num_chunks=3, num_layers=4, num_mtp_layers=1)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_every_shared_row_is_scored_or_skipped_with_a_reason_or_incomplete(measu
     assert "is empty" not in " ".join(c["skipped"] or "" for c in cases if c["case_id"] not in incomplete)
 
 
+def test_the_product_itself_predicts_a_row_of_every_scored_family(measured: tuple[Row, ...]) -> None:
+    scored = {case["case_id"] for case in validate(measured, fingerprint)["cases"] if case["error"] is not None}
+    one = {row.cells["family"]: row for row in measured if row.cells["case_id"] in scored}
+    report = validate(one.values())
+    assert len(one) == report["scored"] == 11
+    assert all(0 < case["predicted_step_time_s"] < 10_000 for case in report["cases"])
+    assert all(0 < case["predicted_peak_memory_bytes"] < 1e12 for case in report["cases"])
+
+
 def test_predictions_do_not_depend_on_where_a_row_comes_from_or_what_was_measured(measured: tuple[Row, ...]) -> None:
     garbled = []
     for number, (row, other) in enumerate(zip(measured, (*measured[7:], *measured[:7]), strict=True)):
@@ -183,7 +192,7 @@ def test_columns_that_only_tell_where_a_row_comes_from_may_be_absent(tmp_path: P
 
 
 def test_a_byte_order_mark_and_spaces_are_no_part_of_a_cell(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", cells(tp=" 4 "))
+    path = write(tmp_path / "t.csv", cells(arch=" llama ", precision=" bf16"))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert validate(read_rows(path), fingerprint)["scored"] == 1
 

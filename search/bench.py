@@ -1,0 +1,193 @@
+"""Measures this package on this machine: the cases of `search bench`. Each is a number with a unit; prints nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from estimator.step import evaluate
+from results.pareto import non_dominated
+from search.space import Space, load_space
+
+__all__ = ["CASES", "Case", "machine", "selected"]
+
+SPACES = ("deepseek_v3", "llama3_70b")
+MAIN = SPACES[0]
+LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
+NUM_POINTS = 1_000_000
+NUM_CALLS = 30
+NUM_STARTS = 5
+PEAK_RSS = """
+import resource, sys
+from search.space import load_space
+from search.sweep import sweep_inline
+sweep_inline(load_space(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement. `better`: higher or lower."""
+
+    name: str
+    unit: str
+    better: str
+    measure: Callable[[], float] = field(repr=False)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers belong to."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+    }
+
+
+def selected(pattern: str) -> list[Case]:
+    """Cases whose name matches a shell pattern; ValueError where none does."""
+    chosen = [case for case in CASES if fnmatchcase(case.name, pattern)]
+    if not chosen:
+        raise ValueError(f"--only must match a case, but {pattern!r} does not; have {', '.join(c.name for c in CASES)}")
+    return chosen
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _evaluate_s() -> float:
+    """One scalar evaluation of the published layout, warm."""
+    space = load_space(MAIN)
+    strategy = next(iter(space.references.values()))
+    work = partial(evaluate, space.model, strategy, space.system, space.workload)
+    work()
+    return median(_seconds(work) for _ in range(NUM_CALLS))
+
+
+def _front_points_per_s() -> float:
+    """The front of random points in two objectives."""
+    points = np.random.default_rng(0).random((NUM_POINTS, 2))
+    ids = np.arange(NUM_POINTS)
+    non_dominated(points[:1000], ids[:1000])
+    return NUM_POINTS / _seconds(lambda: non_dominated(points, ids))
+
+
+def _help_s() -> float:
+    """A fresh interpreter that prints the help."""
+    command = [sys.executable, "-m", "search", "--help"]
+    return median(_seconds(lambda: _run(command)) for _ in range(NUM_STARTS))
+
+
+def _priced_per_s_core(name: str) -> float:
+    """Feasible candidates priced a second in one thread, without pruning."""
+    from search.sweep import measure_rate
+
+    rate, _ = measure_rate(load_space(name))
+    return rate
+
+
+def _sweep_s(name: str) -> float:
+    """The exact front, workers up: the sweep phase of a run on every core."""
+    return _launched(load_space(name), None)["sweep"]
+
+
+def _launch_s(name: str) -> float:
+    """From nothing to a run folder with everything in it, as a user starts it: Ray's start included."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "search", "launch", name, "--out", str(Path(folder, "run"))]
+        return _seconds(lambda: _run(command))
+
+
+def _peak_rss_bytes(name: str) -> float:
+    """Of a process that sweeps the space alone."""
+    return float(_run([sys.executable, "-c", PEAK_RSS, name]).split()[-1])
+
+
+def _scaling_2_workers() -> float:
+    """How much faster two workers sweep than one."""
+    space = load_space(MAIN)
+    return _launched(space, 1)["sweep"] / _launched(space, 2)["sweep"]
+
+
+class _Silent:
+    """Watches a launch and says nothing."""
+
+    def phase(self, text: str) -> None:
+        """Nothing to say."""
+
+    def update(self, state: object) -> None:
+        """Nothing to say."""
+
+
+def _launched(space: Space, workers: int | None) -> dict[str, float]:
+    """Seconds by phase of a run."""
+    from search.launch import LaunchOptions, launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = launch(space, LaunchOptions(out=Path(folder, "run"), workers=workers), _Silent())
+        seconds: dict[str, float] = run.manifest["seconds"]
+        run.close()
+    return seconds
+
+
+def _run(command: list[str]) -> str:
+    """Standard output of a command; RuntimeError with its last line where it fails."""
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"`{' '.join(command)}` must end with 0, but ended with {done.returncode}: {last}")
+    return done.stdout
+
+
+def _cases() -> Iterator[Case]:
+    for name in SPACES:
+        yield Case(
+            name=f"priced_per_s_core.{name}", unit="1/s", better="higher", measure=partial(_priced_per_s_core, name)
+        )
+    for name in SPACES:
+        yield Case(name=f"sweep_s.{name}", unit="s", better="lower", measure=partial(_sweep_s, name))
+        yield Case(name=f"launch_s.{name}", unit="s", better="lower", measure=partial(_launch_s, name))
+        peak = partial(_peak_rss_bytes, name)
+        yield Case(name=f"peak_rss_bytes.sweep_{name}", unit="B", better="lower", measure=peak)
+    yield Case(name="evaluate_s", unit="s", better="lower", measure=_evaluate_s)
+    yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
+    yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
+    yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
+
+
+CASES: tuple[Case, ...] = tuple(_cases())

@@ -1,0 +1,51 @@
+"""Gives a command's answer: as text or as JSON, to standard output or to a file. Computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from results.files import as_user_error, dump_json
+
+__all__ = ["NOTHING_FEASIBLE", "answer", "json_text", "write"]
+
+NOTHING_FEASIBLE = 3
+
+
+def answer(args: argparse.Namespace, *, text: str, data: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Prints the text, or with --json the data; with -o into that file."""
+    write(args, json_text(data) if args.json else text)
+
+
+def write(args: argparse.Namespace, content: str) -> None:
+    """To the file of -o, else to standard output."""
+    if args.output is None:
+        sys.stdout.write(content)
+        return
+    path = Path(args.output)
+    with as_user_error(path, "write"):
+        path.write_text(content, encoding="utf-8")
+
+
+def json_text(data: Any) -> str:  # noqa: ANN401 - any JSON value
+    r"""JSON on one line; what is not a number becomes null.
+
+    >>> json_text({"step_time_s": float("nan")})
+    '{"step_time_s": null}\n'
+    """
+    return dump_json(_finite(data)) + "\n"
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,187 @@
+"""`search catalog`: the chips, clusters, models and spaces that are known by name, with their sources."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import spaces
+from estimator.model_io import load_model, model_names
+from hardware.catalog import (
+    Row,
+    chip,
+    chip_names,
+    cluster,
+    cluster_names,
+    describe_chip,
+    describe_cluster,
+)
+from hardware.units import GB, GBIT, TFLOPS, format_bytes, format_count
+from results.report.text import clip, columns, hanging
+from search.commands.answer import answer
+from search.space import load_space, shipped_spaces
+from search.yaml_lines import read_document
+
+__all__ = ["run"]
+
+Cells = dict[str, Any]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists one kind, or describes one of its members."""
+    if args.name is not None:
+        rows = _DESCRIBE[args.kind](args.name)
+        data = {"name": args.name, "fields": [row._asdict() for row in rows]}
+        answer(args, text=_described(rows), data=data)
+        return 0
+    entries = _LIST[args.kind]()
+    answer(args, text=_listed(entries), data={args.kind: entries})
+    return 0
+
+
+def _described(rows: tuple[Row, ...]) -> str:
+    width = max(len(row.field) for row in rows)
+    lines: list[str] = []
+    for row in rows:
+        lines += hanging(f"{row.field:<{width}}  ", row.value)
+        lines += hanging(" " * (width + 4) + "source: ", row.source) if row.source else []
+    return "\n".join(lines) + "\n"
+
+
+def _listed(entries: list[Cells]) -> str:
+    names = list(entries[0])
+    cells = [[_cell(name, entry[name]) for name in names] for entry in entries]
+    titles = [name.removesuffix("_bytes").removesuffix("_per_s").replace("_", " ") for name in names]
+    return "\n".join(columns(titles, cells)) + "\n"
+
+
+def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plain type
+    if value is None:
+        return "-"
+    if name.endswith("bytes_per_s"):
+        return f"{value / GB:,.0f} GB/s"
+    if name.endswith("flops_per_s"):
+        return f"{value / TFLOPS:,.0f} TFLOPS"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return format_count(value) if isinstance(value, int) and value >= 10**6 else clip(str(value), 40)
+
+
+def _chips() -> list[Cells]:
+    from hardware.dtype import DType
+
+    found = []
+    for name in chip_names():
+        spec = chip(name)
+        half = spec.matrix_flops_per_s.get(DType.BF16, spec.matrix_flops_per_s.get(DType.FP16))
+        found.append(
+            {
+                "name": name,
+                "vendor": spec.vendor,
+                "hbm_bytes": spec.hbm_bytes,
+                "hbm_bytes_per_s": spec.hbm_bytes_per_s,
+                "half_precision_flops_per_s": half,
+                "fp8_flops_per_s": spec.matrix_flops_per_s.get(DType.FP8),
+                "tdp_w": spec.tdp_w,
+                "price_usd_per_hour": spec.price_usd_per_hour,
+            }
+        )
+    return found
+
+
+def _clusters() -> list[Cells]:
+    systems = [(name, cluster(name)) for name in cluster_names()]
+    return [
+        {
+            "name": name,
+            "chip": system.chip.name,
+            "num_chips": system.num_chips,
+            "chips_per_node": system.chips_per_node,
+            "tiers": ", ".join(f"{t.name} {t.link.bytes_per_s / GBIT:.0f} Gb/s" for t in system.tiers),
+        }
+        for name, system in systems
+    ]
+
+
+def _models() -> list[Cells]:
+    found = []
+    for name in model_names([spaces.MODELS]):
+        model = load_model(name, [spaces.MODELS])
+        found.append(
+            {
+                "name": name,
+                "parameters": model.num_parameters(),
+                "active_parameters": model.num_active_parameters(),
+                "num_layers": model.num_layers,
+                "hidden": model.hidden,
+                "num_heads": model.num_heads,
+                "num_experts": model.moe.num_experts if model.moe else None,
+                "vocab": model.vocab,
+            }
+        )
+    return found
+
+
+def _spaces() -> list[Cells]:
+    found = []
+    for name in shipped_spaces():
+        space = load_space(name)
+        found.append(
+            {
+                "name": name,
+                "model": space.model.name,
+                "num_chips": max(system.num_chips for system in space.systems),
+                "system": space.systems[0].name,
+                "raw_size": space.raw_size,
+                "references": ", ".join(space.references),
+            }
+        )
+    return found
+
+
+def _describe_model(name: str) -> tuple[Row, ...]:
+    model = load_model(name, [spaces.MODELS])
+    file = spaces.MODELS / f"{name}.yaml"
+    source = str(read_document(file).mapping(()).get("source", "")) if file.is_file() else str(name)
+    rows = [Row("parameters", f"{model.num_parameters():,}", "counted from the fields below")]
+    rows.append(Row("active parameters", f"{model.num_active_parameters():,}", "what one token meets, without MTP"))
+    flat = [Row(key, value, "") for key, value in _flat(model, "")]
+    return (Row("name", model.name, source), *rows, *(row for row in flat if row.field != "name"))
+
+
+def _flat(spec: Any, prefix: str) -> list[tuple[str, str]]:  # noqa: ANN401 - a dataclass
+    lines: list[tuple[str, str]] = []
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        if is_dataclass(value):
+            lines += _flat(value, f"{prefix}{item.name}.")
+        else:
+            lines.append((prefix + item.name, str(value.value if isinstance(value, Enum) else value)))
+    return lines
+
+
+def _describe_space(name: str) -> tuple[Row, ...]:
+    space = load_space(name)
+    rows = [
+        Row("name", space.name, ""),
+        Row("model", space.model.name, ""),
+        Row("system", ", ".join(f"{s.num_chips} x {s.chip.name} ({s.name})" for s in space.systems), ""),
+        Row("workload", f"{space.workload.global_batch} sequences of {space.workload.seq} tokens", ""),
+        Row("objectives", ", ".join(o.column for o in space.objectives), ""),
+        Row("constraints", "; ".join(c.expression.text for c in space.constraints) or "none", ""),
+        Row("raw size", f"{space.raw_size:,}", "product of the axes"),
+    ]
+    wide = [(axis, values) for axis, values in space.axes.items() if len(values) > 1]
+    return (*rows, *(Row(axis, f"{len(values)} values", "") for axis, values in wide))
+
+
+_LIST: Mapping[str, Any] = {"chips": _chips, "clusters": _clusters, "models": _models, "spaces": _spaces}
+_DESCRIBE: Mapping[str, Any] = {
+    "chips": describe_chip,
+    "clusters": describe_cluster,
+    "models": _describe_model,
+    "spaces": _describe_space,
+}

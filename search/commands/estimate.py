@@ -1,0 +1,130 @@
+"""`search estimate`: one configuration in full, where its time and its memory go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from estimator.result import StageResult, StepResult
+from hardware.units import format_bytes, format_count, format_seconds
+from results.report import arithmetic, memory_table, settings, waterfall
+from results.report.text import hanging
+from results.schema import strategy_json
+from search.commands.answer import NOTHING_FEASIBLE, answer
+from search.commands.ops import PricedOp, ops_table, price_ops
+from search.commands.point import Point, model_line, read_point
+from search.commands.remedies import Remedy, remedies
+
+__all__ = ["headline", "remedy_lines", "run"]
+
+NOT_COUNTED = "data loading and logging buffers, checkpoint staging, fragmentation beyond the reserve"
+SHARES = ("measured", "tile", "roofline")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prices one configuration; exit 3 where it does not fit in memory."""
+    point = read_point(args.config, args.reference, args.overrides)
+    result = point.evaluate()
+    found = [] if result.feasible else remedies(point)
+    ops = price_ops(point) if args.ops else []
+    answer(args, text=_text(point, result, found, ops), data=_data(point, result, found, ops, with_ops=args.ops))
+    return 0 if result.feasible else NOTHING_FEASIBLE
+
+
+def headline(point: Point) -> list[str]:
+    """What is estimated: model, system, workload."""
+    system, work = point.system, point.workload
+    memory = f"{format_bytes(system.chip.hbm_bytes)} each, {format_bytes(system.usable_hbm_bytes)} usable"
+    return [
+        f"model     {model_line(point.model)}",
+        f"system    {system.name}: {system.num_chips} x {system.chip.name}, {memory}",
+        f"workload  {work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
+    ]
+
+
+def remedy_lines(found: Sequence[Remedy], capacity_bytes: float) -> list[str]:
+    """What would make it fit, fastest first; or how close it can be brought."""
+    if not found:
+        return ["no single change of this configuration is legal and smaller; try more chips or another system"]
+    lines = ["what would make it fit, fastest first:"] if found[0].fits else ["closest that changes of it come:"]
+    for remedy in found:
+        over = remedy.device_memory_bytes - capacity_bytes
+        short = "" if remedy.fits else f", still {format_bytes(over)} too much"
+        takes = f"{format_seconds(remedy.step_time_s)} a step, {format_bytes(remedy.device_memory_bytes)}{short}"
+        lines += hanging("  ", f"{remedy.change}: {takes}")
+    return lines
+
+
+def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[PricedOp]) -> str:
+    row = point.row(result)
+    lines = [
+        *headline(point),
+        *hanging("layout    ", arithmetic(row)),
+        *hanging("          ", "; ".join(settings(row))),
+    ]
+    lines += ["", *_verdict(point, result, found)]
+    rate = f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s per chip, {row['model_tflops_per_gpu']:.0f} TFLOP/s"
+    lines += [
+        "",
+        f"{format_seconds(row['step_time_s'])} a step, {rate}, MFU {row['mfu']:.1%} ({row['mfu_bf16']:.1%} of bf16)",
+    ]
+    cost = f"{row['cost_usd_per_mtoken']:.3g} USD per million tokens, {row['energy_j_per_token']:.3g} J per token"
+    lines += [
+        cost,
+        "",
+        f"time of rank {result.finishing_rank}, which ends last",
+        waterfall(row),
+        *_memory(point, result, row),
+    ]
+    shares = ", ".join(f"{row[f'price_share_{name}']:.0%} {name}" for name in SHARES)
+    lines += ["", f"price sources: {shares}"]
+    for text in result.assumptions:
+        lines += hanging("assumed: ", text)
+    return "\n".join(lines) + "\n" + ("\n" + ops_table(ops) if ops else "")
+
+
+def _verdict(point: Point, result: StepResult, found: Sequence[Remedy]) -> list[str]:
+    capacity, device = point.system.usable_hbm_bytes, float(result.device_memory_bytes)
+    if result.feasible:
+        return [f"fits: {format_bytes(device)} of {format_bytes(capacity)} usable"]
+    needs, over = f"{format_bytes(device)} of {format_bytes(capacity)}", format_bytes(device - capacity)
+    return [f"does not fit: {needs} usable, {over} too much", *remedy_lines(found, capacity)]
+
+
+def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:
+    worst = max(result.stages, key=_total)
+    items = sorted(worst.memory.items(), key=lambda item: -item[1])
+    largest = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in items[:3])
+    kinds = (("allocated", "peak"), ("reserved", "reserved"), ("device", "device"))
+    counters = ", ".join(f"{name} {format_bytes(row[f'{key}_memory_bytes'])}" for name, key in kinds)
+    return [
+        f"memory; not counted: {NOT_COUNTED}",
+        f"worst stage {worst.rank}: {counters}",
+        f"its largest items: {largest}",
+        memory_table([stage.memory for stage in result.stages], capacity_bytes=point.system.usable_hbm_bytes).rstrip(),
+    ]
+
+
+def _total(stage: StageResult) -> float:
+    return sum(stage.memory.values())
+
+
+def _data(
+    point: Point, result: StepResult, found: Sequence[Remedy], ops: list[PricedOp], *, with_ops: bool
+) -> dict[str, Any]:
+    row = point.row(result)
+    data: dict[str, Any] = {
+        "name": point.name,
+        "model": point.model.name,
+        "system": point.system.name,
+        "workload": {"seq": point.workload.seq, "global_batch": point.workload.global_batch},
+        "strategy": strategy_json(row),
+        "num_micro_batches": row["num_micro_batches"],
+        **result.as_dict(),
+        "usable_memory_bytes": point.system.usable_hbm_bytes,
+        "not_counted": NOT_COUNTED,
+        "remedies": [remedy.as_dict() for remedy in found],
+    }
+    return data | ({"ops": [asdict(op) for op in ops]} if with_ops else {})

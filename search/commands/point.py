@@ -1,0 +1,135 @@
+"""One configuration, as a command line names it: a space file with one point, a point it names, or a row of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estimator.model import ModelSpec
+from estimator.result import StepResult
+from estimator.rules import Case
+from estimator.step import evaluate
+from estimator.strategy import Strategy
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+from hardware.units import format_count
+from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
+from results.store import RunFolder
+from search.axes import axis_values
+from search.commands.runs import find_run, space_of
+from search.space import Space, SpaceError, load_space, parse_space
+
+__all__ = ["Point", "model_line", "read_point", "split_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What an evaluation needs, under the name it was asked for."""
+
+    name: str
+    model: ModelSpec
+    system: SystemSpec
+    workload: Workload
+    strategy: Strategy
+
+    def evaluate(self, strategy: Strategy | None = None) -> StepResult:
+        """Its price, or that of another strategy in its place; ValueError where that is illegal."""
+        return evaluate(self.model, strategy or self.strategy, self.system, self.workload)
+
+    def row(self, result: StepResult, strategy: Strategy | None = None) -> dict[str, Any]:
+        """A result under the columns of a front."""
+        chosen = strategy or self.strategy
+        sizes = Case.of(self.model, chosen, self.system, self.workload).sizes
+        cells: dict[str, Any] = {name: [value] for name, value in result.columns.items()}
+        cells |= strategy_columns(chosen, sizes["dp"])
+        cells |= {
+            "id": [REFERENCE_ID],
+            "name": [self.name],
+            "system": [self.system.name],
+            "num_micro_batches": sizes["num_micro_batches"],
+            "feasible": [bool(result.feasible)],
+            "reason": [result.reason],
+        }
+        return conform(cells, FRONT_FIELDS).row(0)
+
+
+def model_line(model: ModelSpec) -> str:
+    """A model by its size."""
+    active = "" if model.moe is None else f", {format_count(model.num_active_parameters())} active"
+    return f"{model.name}: {format_count(model.num_parameters())} parameters{active}, {model.num_layers} layers"
+
+
+def split_run(target: str) -> tuple[RunFolder, str] | None:
+    """The run and the id of `RUN:ID`; None where the target is something else."""
+    name, colon, row = target.rpartition(":")
+    if not colon or not name or Path(target).exists():
+        return None
+    return find_run(name), row
+
+
+def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> Point:
+    """The configuration that `CONFIG` or `RUN:ID` means."""
+    parts = split_run(target)
+    if parts is None:
+        return _of_space(load_space(target, overrides), reference, target)
+    if reference is not None:
+        raise ValueError(
+            f"--reference goes with a space file, but got {target}; write {target.rpartition(':')[0]}:{reference}"
+        )
+    space = _narrowed(*parts)
+    if overrides:
+        space = parse_space(space.resolved_yaml(), target, parts[0].path, overrides)
+    return _of_space(space, None, target)
+
+
+def _of_space(space: Space, reference: str | None, target: str) -> Point:
+    if reference is not None:
+        strategy = _named(space, reference)
+    elif space.is_point or not space.references:
+        strategy = space.strategy()
+    else:
+        names = ", ".join(space.references)
+        raise SpaceError(f"{target}: a configuration has one value per key; name a point with --reference ({names})")
+    return Point(
+        name=reference or space.name, model=space.model, system=space.system, workload=space.workload, strategy=strategy
+    )
+
+
+def _named(space: Space, name: str) -> Strategy:
+    if name in space.references:
+        return space.references[name]
+    near = get_close_matches(name, list(space.references), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise SpaceError(f"{space.name}: reference: no point is called {name!r}{hint}; have {', '.join(space.references)}")
+
+
+def _narrowed(folder: RunFolder, row_id: str) -> Space:
+    """The space of a run with the axes of one row: of its front, of what else it kept, or a reference by name."""
+    row = _row(folder, row_id)
+    space = space_of(folder)
+    systems = [s for s in space.systems if s.name == row["system"] and s.num_chips == row["num_gpus"]]
+    if not systems:
+        raise ValueError(f"{folder.path}: row {row_id} is on {row['system']}, which its space does not have")
+    axes = {name: (value,) for name, value in axis_values(strategy_at(row)).items()}
+    return replace(space, axes=axes, systems=(systems[0],), constraints=(), references={})
+
+
+def _row(folder: RunFolder, row_id: str) -> dict[str, Any]:
+    references = folder.read_reference()
+    if not row_id.isdecimal():
+        named = np.flatnonzero(references["name"] == row_id)
+        if not len(named):
+            names = ", ".join(references["name"]) or "none"
+            raise ValueError(
+                f"{folder.path}:{row_id}: an id must be a number of `search show` or a reference ({names})"
+            )
+        return references.row(int(named[0]))
+    front = folder.read_front()
+    trials = folder.read_trials()
+    table = trials if int(row_id) in trials["id"] and int(row_id) not in front["id"] else front
+    return table.row(table.find(int(row_id)))

@@ -1,0 +1,68 @@
+"""Rows of a front for people and for JSON: which columns, in which order. Computes no prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from estimator.result import COLUMNS
+from results.report import arithmetic, settings
+from results.report.text import WIDTH, columns, format_cell, hanging
+from results.schema import STRATEGY_NAMES, strategy_json
+from results.table import Table
+from search.expression import KNOWN_NAMES, TEXT_NAMES, Expression, text_code
+
+__all__ = ["json_row", "json_rows", "ordered", "ordered_table", "select", "summary"]
+
+
+def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One row as `search show --json` has it: id, strategy, then the other columns."""
+    rest = {name: value for name, value in row.items() if name != "id" and name not in STRATEGY_NAMES}
+    return {"id": row["id"], "strategy": strategy_json(row), **rest}
+
+
+def json_rows(table: Table) -> list[dict[str, Any]]:
+    """Every row of a table."""
+    return [json_row(row) for row in table.rows()]
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """A configuration in one line."""
+    return "; ".join([arithmetic(row), *settings(row)])
+
+
+def select(table: Table, where: str) -> Table:
+    """The rows for which an expression over numbers and texts of the table holds."""
+    names = [name for name in ("id", "feasible", *KNOWN_NAMES) if name in table]
+    expression = Expression.parse(where, names)
+    if not expression.is_logical:
+        raise ValueError(f"--where must compare, but got {where!r}; write one such as 'tp <= 4 and pp == 16'")
+    values = {name: _numbers(table, name) for name in expression.variables}
+    holds = np.broadcast_to(np.asarray(expression.evaluate(values), dtype=bool), (len(table),))
+    return table.where(holds)
+
+
+def _numbers(table: Table, name: str) -> np.ndarray:
+    column = table[name]
+    if name in TEXT_NAMES:
+        return np.array([text_code(text) for text in column], dtype=np.float64)
+    return column.astype(np.float64)
+
+
+def ordered(table: Table, by: str) -> Table:
+    """Rows by one column, best first where the column knows a better."""
+    better = next((c.better for c in COLUMNS if c.name == by), "lower")
+    return table.sort("id").sort(by, descending=better == "higher")
+
+
+def ordered_table(table: Table, shown: list[str]) -> str:
+    """Rows as they come: id, the named columns, the configuration."""
+    cells = [[str(row["id"]), *(format_cell(name, row[name]) for name in shown)] for row in table.rows()]
+    header, rule, *lines = columns(["id", *shown], cells, left=0)
+    start = len(rule) + 2
+    out = [f"{header:<{start}}configuration", "-" * WIDTH]
+    for line, row in zip(lines, table.rows(), strict=True):
+        out += hanging(f"{line:<{start}}", summary(row))
+    return "\n".join(out) + "\n"

@@ -1,0 +1,65 @@
+"""`search show`: the front of a run as a table, CSV, JSON or picture."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from results.report import csv_text, front_table, ranked
+from results.store import RunFolder
+from results.table import Table
+from search.commands.answer import answer, write
+from search.commands.rows import json_rows, ordered, ordered_table, select
+from search.commands.runs import find_run, space_of
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows one table of a run."""
+    folder = find_run(args.run)
+    objectives = [objective.column for objective in space_of(folder).objectives]
+    table = _table(folder, args.tables)
+    if args.where is not None:
+        table = select(table, args.where)
+    reference = folder.read_reference() if args.tables == "front" else None
+    if args.picture:
+        _draw(Path(args.picture), table, reference, objectives)
+    in_order = ordered(table, args.by) if args.by else table.take(ranked(table, objectives)[0])
+    rows = in_order.take(range(len(in_order))[: args.top])
+    if args.csv:
+        write(args, csv_text(rows))
+        return 0
+    data = {"run": str(folder.path), "rows": json_rows(rows)}
+    if reference is not None:
+        data["reference"] = json_rows(reference)
+    answer(args, text=_text(args, table, rows, reference, objectives), data=data)
+    return 0
+
+
+def _text(
+    args: argparse.Namespace, table: Table, rows: Table, reference: Table | None, objectives: Sequence[str]
+) -> str:
+    if not len(table):
+        chosen = f" where {args.where}" if args.where else ""
+        return f"no rows in {args.tables}{chosen}\n"
+    if args.by:
+        shown = list(dict.fromkeys([args.by, *objectives]))
+        return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"
+    if args.tables == "reference":
+        return front_table(table.take([]), objectives, reference=table)
+    return front_table(table, objectives, reference=reference, top=args.top)
+
+
+def _table(folder: RunFolder, name: str) -> Table:
+    if name == "reference":
+        return folder.read_reference()
+    return folder.read_trials() if name == "trials" else folder.read_front()
+
+
+def _draw(path: Path, table: Table, reference: Table | None, objectives: Sequence[str]) -> None:
+    from results.report.picture import save_front
+
+    axes = [*objectives, *(name for name in ("step_time_s", "peak_memory_bytes") if name not in objectives)]
+    save_front(path, table, x=axes[0], y=axes[1], reference=reference)

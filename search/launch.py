@@ -1,0 +1,313 @@
+"""Runs a search from a space to a run folder: prepare, sweep on a pool, write the front. Prints nothing.
+
+Every finished block goes to the journal before the next progress line, so a run that is killed goes on where it stopped
+and ends with the same front.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from estimator.result import COLUMNS
+from estimator.rules import Case
+from estimator.step import evaluate
+from estimator.strategy import Strategy
+from hardware.system import SystemSpec
+from results.pareto import hypervolume, non_dominated, worst
+from results.schema import FRONT_FIELDS, REFERENCE_ID, strategy_columns
+from results.store import RunFolder
+from search.candidates import compose_ids
+from search.nest import COUNTS
+from search.pool import BlockFailed, InlinePool, Pool, RayPool
+from search.space import Keep, Space, parse_space
+from search.structures import strategy_at
+from search.sweep import Plan, Swept, SweepWorker, merge, prepare
+from search.trials import closest_to_feasible, trial_parts
+
+__all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Where a search runs and where it writes."""
+
+    out: Path | None = None
+    pool: str = "ray"
+    workers: int | None = None
+    address: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How far a sweep is. `candidates_done` counts legal candidates that were priced or ruled out."""
+
+    structures_done: int
+    structures: int
+    candidates_done: int
+    legal: int
+    seconds: float
+    front_size: int
+    best: dict[str, float]
+
+
+class Progress(Protocol):
+    """Who watches a run."""
+
+    def phase(self, text: str) -> None:
+        """A new phase begins."""
+
+    def update(self, state: Update) -> None:
+        """A block is done."""
+
+
+class NothingFeasible(Exception):
+    """No candidate fits: why, and what comes closest."""
+
+    def __init__(self, reasons: dict[str, int], closest: list[dict[str, Any]], run: Path) -> None:
+        super().__init__("nothing is feasible")
+        self.reasons, self.closest, self.run = reasons, closest, run
+
+
+def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
+    """A new run of `space`. Raises NothingFeasible with the run folder written, KeyboardInterrupt with `run` set."""
+    manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
+    with RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest) as run:
+        return _carry_out(run, space, options, progress)
+
+
+def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
+    """Goes on with an interrupted run; one that is done is returned as it is."""
+    run = RunFolder.open(path)
+    if run.state == "done":
+        return run
+    with run:
+        run.claim()
+        space = parse_space(run.space_yaml, str(path / "space.yaml"))
+        run.update_manifest(state="running")
+        return _carry_out(run, space, options, progress)
+
+
+def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
+    with _ending_as_it_ends(run):
+        start = time.perf_counter()
+        progress.phase("enumerating legal structures and pricing distinct rows")
+        plan = prepare(space)
+        run.update_manifest(sampler="exhaustive", sampler_reason=_why_exhaustive(plan))
+        seconds = dict(plan.seconds)
+        found = _sweep(run, plan, options, progress, seconds)
+        progress.phase("writing the front")
+        _write(run, plan, found, seconds, start)
+    return run
+
+
+def _why_exhaustive(plan: Plan) -> str:
+    how = "bounds prune what they prove" if plan.prune else "every legal candidate is priced"
+    return f"exact: {how}; {plan.reason}"
+
+
+@contextmanager
+def _ending_as_it_ends(run: RunFolder) -> Iterator[None]:
+    """Leaves the state of the run true whatever happens."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        run.update_manifest(state="interrupted")
+        stop.run = run.path  # type: ignore[attr-defined]
+        raise
+    except NothingFeasible:
+        run.update_manifest(state="done")
+        raise
+    except BaseException:
+        run.update_manifest(state="failed")
+        raise
+
+
+def _sweep(
+    run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progress, seconds: dict[str, float]
+) -> Swept:
+    """The rest of the plan on a pool, block by block into the journal."""
+    found = plan.warm
+    done = {(int(b["start"]), int(b["stop"])): b for b in run.read_blocks()}
+    for record in done.values():
+        found = _merged(plan, found, _from_record(record, plan))
+    left = [block for block in plan.blocks if block not in done]
+    started = time.perf_counter()
+    if left:
+        kind = "in this process" if options.pool == "inline" else "on Ray"
+        progress.phase(f"sweeping {len(left)} blocks {kind}")
+        with _pool(plan, options) as pool:
+            seconds["pool"] = time.perf_counter() - started
+            run.update_manifest(workers=pool.num_workers)
+            started = time.perf_counter()
+            failed: list[BlockFailed] = []
+            for result in pool.map(left, lambda: found if plan.bounded else None):
+                if isinstance(result, BlockFailed):
+                    failed.append(result)
+                    continue
+                run.append_block(_record(result.start, result.stop, result.value))
+                found = _merged(plan, found, result.value)
+                progress.update(_state(plan, found, time.perf_counter() - started))
+                if plan.space.options.max_candidates and found.counts[3] >= plan.space.options.max_candidates:
+                    break
+            run.update_manifest(events=[{"time_s": e.time_s, "kind": e.kind.value, "text": e.text} for e in pool.events])
+        if failed:
+            what = "; ".join(f"block {b.start}:{b.stop} after {b.attempts} attempts: {b.error}" for b in failed[:3])
+            raise RuntimeError(f"{len(failed)} blocks failed ({what}); `search resume {run.path}` tries them again")
+    seconds["sweep"] = time.perf_counter() - started
+    return found
+
+
+def _pool(plan: Plan, options: LaunchOptions) -> Pool:
+    if options.pool == "inline" or plan.space.is_point:
+        return InlinePool(SweepWorker, plan)
+    workers = options.workers or plan.space.options.workers
+    return RayPool(SweepWorker, plan, num_workers=workers, address=options.address)
+
+
+def _merged(plan: Plan, a: Swept, b: Swept) -> Swept:
+    if not len(b.ids):
+        return Swept(ids=a.ids, systems=a.systems, values=a.values, counts=a.counts + b.counts)
+    if not len(a.ids):
+        return Swept(ids=b.ids, systems=b.systems, values=b.values, counts=a.counts + b.counts)
+    return merge([a, b], plan.space, bounded=plan.bounded)
+
+
+def _record(start: int, stop: int, value: Swept) -> dict[str, Any]:
+    return {"start": start, "stop": stop, "ids": value.ids.tolist(), "systems": value.systems.tolist(),
+            "values": value.values.tolist(), "counts": value.counts.tolist()}  # fmt: skip
+
+
+def _from_record(record: dict[str, Any], plan: Plan) -> Swept:
+    width = 2 if plan.bounded else len(plan.space.objectives)
+    return Swept(
+        ids=np.array(record["ids"], dtype=np.int64), systems=np.array(record["systems"], dtype=np.int64),
+        values=np.array(record["values"], dtype=np.float64).reshape(-1, width),
+        counts=np.array(record["counts"], dtype=np.int64),
+    )  # fmt: skip
+
+
+def _state(plan: Plan, found: Swept, seconds: float) -> Update:
+    counts = dict(zip(COUNTS, found.counts.tolist(), strict=True))
+    best: dict[str, float] = {}
+    if len(found.ids) and plan.bounded:
+        step, memory = found.values.min(axis=0)
+        follows = {o.follows for o in plan.space.objectives}
+        best |= {"step_time_s": float(step)} if "step" in follows else {}
+        best |= {"peak_memory_bytes": float(memory)} if "memory" in follows else {}
+    elif len(found.ids):
+        for k, objective in enumerate(plan.space.objectives):
+            column = found.values[:, k]
+            best[objective.column] = float(column.min() if objective.minimise else column.max())
+    return Update(
+        structures_done=counts["structures"], structures=len(plan.enumeration.structures),
+        candidates_done=counts["covered"], legal=plan.enumeration.legal, seconds=seconds, front_size=len(found.ids),
+        best=best,
+    )  # fmt: skip
+
+
+def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], start: float) -> None:
+    """Front, reference, rejections and counts; NothingFeasible where there is no front."""
+    space = plan.space
+    counts = dict(zip(COUNTS, found.counts.tolist(), strict=True))
+    by_rule = {name: int(n) for name, n in plan.enumeration.by_rule.items() if n}
+    if counts["out_of_memory"]:
+        by_rule["memory"] = counts["out_of_memory"]
+    ids, columns = final_front(plan, found)
+    run.write_rejections([
+        {"rule": name, "count": n, "example": plan.enumeration.examples.get(name, "")} for name, n in by_rule.items()
+    ])  # fmt: skip
+    run.write_reference(_reference(space))
+    run.write_front(front_columns(space, ids, columns))
+    if space.options.keep is Keep.ALL:
+        for part, table in enumerate(trial_parts(plan)):
+            run.write_trials(part, front_columns(space, *table))
+    tally = {
+        "raw": space.raw_size, "legal": plan.enumeration.legal, "fits": counts["fits"], "priced": counts["priced"],
+        "front": len(ids), "by_rule": by_rule, "pruned": plan.prune,
+    }  # fmt: skip
+    seconds["total"] = time.perf_counter() - start
+    run.update_manifest(counts=tally, seconds=seconds, hypervolume=_hypervolume(space, columns) if len(ids) else None)
+    if not len(ids):
+        raise NothingFeasible(by_rule, closest_to_feasible(plan), run.path)
+    run.update_manifest(state="done")
+
+
+def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Ids and result columns of the front over the objectives themselves, in order of id."""
+    space = plan.space
+    if not len(found.ids):
+        return found.ids, {}
+    ids = np.sort(found.ids)
+    columns = compose_ids(space, plan.enumeration, ids)
+    values = np.stack([columns[o.column] for o in space.objectives], axis=1)
+    keep = non_dominated(values, ids, [not o.minimise for o in space.objectives])
+    return ids[keep], {name: column[keep] for name, column in columns.items()}
+
+
+def front_columns(space: Space, ids: Sequence[int] | np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Rows of a front as results/schema.py stores them."""
+    rows: list[dict[str, Any]] = []
+    for i, key in enumerate(np.asarray(ids).tolist()):
+        system, strategy = strategy_at(space, key)
+        rows.append(_row(space, system, strategy, {n: float(c[i]) for n, c in columns.items()}) | {"id": key})
+    return _columns(rows)
+
+
+def _row(space: Space, system: SystemSpec, strategy: Strategy, values: dict[str, float]) -> dict[str, Any]:
+    case = Case.of(space.model, strategy, system, space.workload)
+    dp = int(case.dp[0])
+    flat = {name: column[0] for name, column in strategy_columns(strategy, dp).items()}
+    results = {c.name: values.get(c.name, np.nan) for c in COLUMNS}
+    return {
+        "id": REFERENCE_ID, "name": "", "system": system.name, **flat,
+        "num_micro_batches": int(case.num_micro_batches[0]), "feasible": True, "reason": "", **results,
+    }  # fmt: skip
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {f.name: [row[f.name] for row in rows] for f in FRONT_FIELDS}
+
+
+def _reference(space: Space) -> dict[str, Any]:
+    """The named points of the space, priced on every system whatever the pruning."""
+    rows: list[dict[str, Any]] = []
+    for name, strategy in space.references.items():
+        for system in space.systems:
+            try:
+                result = evaluate(space.model, strategy, system, space.workload)
+                values = {n: float(np.asarray(v)) for n, v in result.columns.items()}
+                verdict = {"feasible": bool(result.feasible), "reason": str(result.reason)}
+            except ValueError as error:  # an illegal point is shown with its rule
+                values, verdict = {}, {"feasible": False, "reason": str(error)}
+            rows.append(_row(space, system, strategy, values) | {"name": name, **verdict})
+    return _columns(rows)
+
+
+def _hypervolume(space: Space, columns: dict[str, np.ndarray]) -> dict[str, Any] | None:
+    values = np.stack([columns[o.column] for o in space.objectives], axis=1)
+    higher = [not o.minimise for o in space.objectives]
+    if (values <= 0).any():
+        return None
+    reference = worst(values, higher)
+    return {"value": hypervolume(values, reference, higher), "reference": reference.tolist()}
+
+
+def _versions() -> dict[str, str]:
+    out = {"python": platform.python_version()}
+    for name in ("trainspace", "numpy", "numba", "ray", "pyarrow"):
+        try:
+            out[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+            out[name] = "not installed"
+    return out
+

@@ -1,0 +1,351 @@
+"""The exact sweep of a space: what can be lost to a bound is never dropped, what cannot is never priced.
+
+`prepare` enumerates, prices distinct rows and lower corners, warms a front up on the most promising structures, and
+orders the rest into blocks; a `SweepWorker` sweeps blocks. Where bounds are not proven (objective.exactness), workers
+enumerate every candidate instead. The front is the same for any order, worker count or crash: only strictly dominated
+candidates go, and of equal ones the lowest id stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from estimator.span import CODES
+from estimator.strategy import RecomputeKind
+from estimator.tables import FIXED_HOST_S, model_flops_per_token, read_only
+from hardware.dtype import DType
+from results.pareto import non_dominated
+from search.candidates import compose_ids, expand, steps_of
+from search.expression import strategy_values
+from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part, corners, sweep
+from search.objective import exactness
+from search.program import text_code
+from search.space import Space
+from search.staircase import Staircase, insert, is_beaten, new_staircase
+from search.structures import SIZES, Enumeration, Structures, World, enumerate_space, strategy_at
+
+__all__ = ["Plan", "SweepWorker", "Swept", "measure_rate", "merge", "prepare", "sweep_inline"]
+
+WARM_UP = 200  # structures with the lowest step bound, swept first
+WARM_LAYERS = 3  # and the first layers of the front of bounds
+BLOCK = 256  # structures of one block: tens of milliseconds
+ENUMERATED = 1 << 16  # candidates composed at a time where all are enumerated
+OWN_VALUES = (*SIZES, "dp", "num_micro_batches", "schedule", "sequence_parallel", "context_parallel", "optimizer",
+              "precision", "fusion")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one block found: ids and objective coordinates [N, 2 or K] of its non-dominated candidates per system, and
+    the counts of nest.COUNTS."""
+
+    ids: np.ndarray
+    systems: np.ndarray
+    values: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """A space ready to sweep. `order` [S']: structures that bounds could not rule out, most promising first."""
+
+    space: Space
+    enumeration: Enumeration
+    bounded: bool
+    reason: str
+    prune: bool
+    lows: np.ndarray
+    order: np.ndarray
+    blocks: list[tuple[int, int]]
+    warm: Swept
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def uses(space: Space) -> tuple[bool, bool]:
+    """Whether objectives look at step time, and at memory."""
+    follows = {o.follows for o in space.objectives}
+    return "step" in follows, "memory" in follows
+
+
+def prepare(space: Space, *, prune: bool = True) -> Plan:
+    """Enumerate, bound, warm up, order. `prune` off prices everything that fits."""
+    start = time.perf_counter()
+    enumeration = enumerate_space(space)
+    enumerated = time.perf_counter()
+    bounded, reason = exactness(space.objectives, space.constraints)
+    prune = prune and bounded
+    n = len(enumeration.structures)
+    plan = Plan(
+        space=space, enumeration=enumeration, bounded=bounded, reason=reason, prune=prune, lows=np.zeros((n, 2)),
+        order=np.arange(n), blocks=[], warm=_nothing(),
+    )  # fmt: skip
+    worker = SweepWorker(plan)
+    plan.lows = worker.corners()
+    if prune and n:
+        first = _promising(plan.lows)
+        plan.warm = worker.sweep(first, None)
+        rest = np.setdiff1d(np.arange(n), first)
+        alive = rest[~worker.beaten(rest, plan.warm)]
+        skipped = len(rest) - len(alive)
+        plan.warm.counts[0] += skipped
+        plan.warm.counts[1] += int(enumeration.structures.legal[rest].sum() - enumeration.structures.legal[alive].sum())
+        score = np.log(plan.lows[alive]).sum(axis=1)
+        plan.order = alive[np.argsort(score, kind="stable")]
+    size = space.options.block_size or BLOCK
+    plan.blocks = [(a, min(a + size, len(plan.order))) for a in range(0, len(plan.order), size)]
+    plan.seconds = {"enumerate": enumerated - start, "warm_up": time.perf_counter() - enumerated}
+    return plan
+
+
+def _nothing() -> Swept:
+    return Swept(ids=np.zeros(0, np.int64), systems=np.zeros(0, np.int64), values=np.zeros((0, 2)),
+                 counts=np.zeros(len(COUNTS), np.int64))  # fmt: skip
+
+
+def _promising(lows: np.ndarray) -> np.ndarray:
+    """Structures with the lowest step bound, and the first layers of the front of lower corners."""
+    chosen = [np.argsort(lows[:, 0], kind="stable")[:WARM_UP]]
+    left = np.arange(len(lows))
+    for _ in range(WARM_LAYERS):
+        if len(left):
+            layer = left[non_dominated(lows[left], left)]
+            chosen.append(layer)
+            left = np.setdiff1d(left, layer)
+    return np.unique(np.concatenate(chosen))
+
+
+class SweepWorker:
+    """Sweeps blocks of a plan. Holds tables and scratch; pickles as the plan it was made from."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.structures = plan.enumeration.structures
+        self.worlds = plan.enumeration.worlds
+        self.systems = list(plan.space.systems)
+        self.options = [self._options(world) for world in self.worlds]
+        self.tables = [_with_corner(world) for world in self.worlds]
+        self.scales = [self._scale(world) for world in self.worlds]
+        system = [self.systems.index(world.system) for world in self.worlds]
+        self.system_of_world = np.array(system, dtype=np.int64)
+
+    def run(self, start: int, stop: int, hint: Any) -> Swept:  # noqa: ANN401 - the pool's protocol
+        """Sweep structures `order[start:stop]`; `hint` is a front found so far, which only prunes."""
+        index = self.plan.order[start:stop]
+        return self.sweep(index, hint) if self.plan.bounded else self.enumerate(index)
+
+    def corners(self) -> np.ndarray:
+        """Lower bounds (step, memory) of all structures [S, 2]."""
+        lows = np.zeros((len(self.structures), 2))
+        for w, index in self._by_world(np.arange(len(self.structures))):
+            steps, memories = np.empty(len(index)), np.empty(len(index))
+            corners(self.tables[w], _part(self.structures.take(index)), self.options[w], steps, memories)
+            lows[index] = np.stack([steps, memories], axis=1)
+        return lows
+
+    def beaten(self, index: np.ndarray, found: Swept) -> np.ndarray:
+        """Which structures a found front rules out as a whole."""
+        step, memory = uses(self.plan.space)
+        system_of = self._system_of(index)
+        out = np.zeros(len(index), dtype=bool)
+        for s in np.unique(system_of):
+            front = _seeded(found, int(s))
+            mine = np.flatnonzero(system_of == s)
+            low = self.plan.lows[index[mine]] * np.array([step, memory])
+            out[mine] = [is_beaten(front, x, y) for x, y in low]
+        return out
+
+    def sweep(self, index: np.ndarray, hint: Swept | None) -> Swept:
+        """The nest over some structures, in their order; returns what is new against the hint."""
+        counts = np.zeros(len(COUNTS), np.int64)
+        ids, systems, values = [], [], []
+        system_of = self._system_of(index)
+        for s in np.unique(system_of):
+            front = _seeded(hint, int(s)) if hint is not None else new_staircase()
+            for w, mine in self._by_world(index[system_of == s]):
+                part = self.structures.take(mine)
+                sweep(
+                    self.tables[w], _part(part), self.options[w], self._filter(w, part), front,
+                    self.plan.prune, np.ascontiguousarray(self.plan.lows[mine]), counts,
+                )  # fmt: skip
+            x, y, key = front.points()
+            new = ~np.isin(key, hint.ids) if hint is not None else np.ones(len(key), dtype=bool)
+            ids.append(key[new])
+            systems.append(np.full(int(new.sum()), s))
+            values.append(np.stack([x[new], y[new]], axis=1))
+        if not ids:
+            return _nothing()
+        return Swept(ids=np.concatenate(ids), systems=np.concatenate(systems), values=np.concatenate(values), counts=counts)
+
+    def enumerate(self, index: np.ndarray) -> Swept:
+        """Every candidate of some structures, composed in batches; for objectives without proven bounds."""
+        space, counts = self.plan.space, np.zeros(len(COUNTS), np.int64)
+        higher = [not o.minimise for o in space.objectives]
+        best_ids, best = np.zeros(0, np.int64), np.zeros((0, len(space.objectives)))
+        counts[0] = len(index)
+        for ids in self._batches(index):
+            columns = compose_ids(space, self.plan.enumeration, ids, gate=True)
+            fits = ~np.isnan(columns["step_time_s"])
+            counts[1] += len(ids)
+            counts[2] += int(fits.sum())
+            counts[3] += int(fits.sum())
+            counts[4] += int((~fits).sum())
+            keep = fits & self._satisfies(ids, columns)
+            values = np.stack([columns[o.column][keep] for o in space.objectives], axis=1)
+            best_ids, best = np.concatenate([best_ids, ids[keep]]), np.concatenate([best, values])
+            if len(best_ids):
+                stay = non_dominated(best, best_ids, higher)
+                best_ids, best = best_ids[stay], best[stay]
+        return Swept(ids=best_ids, systems=np.zeros(len(best_ids), np.int64), values=best, counts=counts)
+
+    def _batches(self, index: np.ndarray) -> Iterator[np.ndarray]:
+        held: list[np.ndarray] = []
+        for i in index:
+            held.append(expand(self.worlds[self.structures.world[i]], self.structures, int(i)))
+            if sum(map(len, held)) >= ENUMERATED:
+                yield np.concatenate(held)
+                held = []
+        if held:
+            yield np.concatenate(held)
+
+    def _satisfies(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
+        ok = np.ones(len(ids), dtype=bool)
+        if not self.plan.space.constraints:
+            return ok
+        for i, key in enumerate(ids):
+            system, strategy = strategy_at(self.plan.space, int(key))
+            dp = system.num_chips // (strategy.tp * strategy.cp * strategy.pp)
+            row = {name: values[i] for name, values in columns.items()}
+            known = {**row, **strategy_values(strategy), "dp": dp, "num_gpus": system.num_chips}
+            ok[i] = all(bool(c.expression.evaluate(known)) for c in self.plan.space.constraints)
+        return ok
+
+    def _by_world(self, index: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        world = self.structures.world[index]
+        for w in np.unique(world):
+            yield int(w), index[world == w]
+
+    def _system_of(self, index: np.ndarray) -> np.ndarray:
+        return np.asarray(self.system_of_world[self.structures.world[index]])
+
+    def _options(self, world: World) -> Options:
+        step, memory = uses(self.plan.space)
+        c, axes = world.choices, self.plan.space.axes
+        codes = {i: text_code(str(r)) for i, r in enumerate(axes["recompute"])}
+        size = max(world.tables.again.shape[1], 1)
+        per_place = _recompute_step(self.plan.space)
+        return Options(
+            plain=np.array(c.plain), plain_codes=np.array([codes[int(i) // per_place] for _, i in c.plain], dtype=np.float64),
+            block_layers=np.array(c.block_layers), block_ids=np.array(c.block_ids),
+            block_code=text_code(RecomputeKind.BLOCK.value), buckets=np.array(c.buckets), bucket_ids=np.array(c.bucket_ids), corner=size, use_step=step, use_memory=memory,
+        )  # fmt: skip
+
+    def _scale(self, world: World) -> np.ndarray:
+        """What turns step time into the columns that follow from it (nest.Filter.scale)."""
+        space, system = self.plan.space, world.system
+        tokens = float(space.workload.tokens)
+        flops = model_flops_per_token(space.model, space.workload.seq) * tokens / system.num_chips
+        peaks = system.chip.matrix_flops_per_s
+        bf16 = peaks.get(DType.BF16, peaks.get(DType.FP16, np.nan))
+        return np.array(
+            [tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w, FIXED_HOST_S], dtype=float
+        )
+
+    def _filter(self, w: int, part: Structures) -> Filter:
+        """Constraints of the space as programs over DERIVED, OPTION_VALUES and OWN_VALUES."""
+        space, world = self.plan.space, self.worlds[w]
+        names = (*DERIVED, *OPTION_VALUES, *OWN_VALUES)
+        active = space.constraints if self.plan.bounded else ()
+        programs = [c.expression.program(names) for c in active]
+        ends = np.cumsum([len(p[0]) for p in programs]).astype(np.int64) if programs else np.zeros(0, np.int64)
+        own = np.zeros((len(part) if programs else 0, len(OWN_VALUES)))
+        if programs:
+            texts = strategy_values(world.strategy)
+            own[:, : len(SIZES) + 1] = part.sizes
+            own[:, OWN_VALUES.index("num_micro_batches")] = part.num_micro_batches
+            for name in ("sequence_parallel", "context_parallel", "optimizer", "precision", "fusion"):
+                own[:, OWN_VALUES.index(name)] = texts[name]
+            own[:, OWN_VALUES.index("schedule")] = _schedule_codes()[part.schedule]
+        stack = max((c.expression.stack_size for c in active), default=1)
+        return Filter(
+            opcodes=np.concatenate([p[0] for p in programs]) if programs else np.zeros(0, np.int64),
+            operands=np.concatenate([p[1] for p in programs]) if programs else np.zeros(0),
+            ends=ends, values=np.zeros(len(names)), stack=np.zeros(stack), own=own, scale=self.scales[w],
+        )  # fmt: skip
+
+
+def _schedule_codes() -> np.ndarray:
+    """Text code of each schedule by its integer code."""
+    out = np.zeros(max(CODES.values()) + 1)
+    for schedule, code in CODES.items():
+        out[code] = text_code(schedule.value)
+    return out
+
+
+def _recompute_step(space: Space) -> int:
+    return steps_of(space)["recompute"]
+
+
+def _with_corner(world: World) -> Any:  # noqa: ANN401 - Tables
+    """The tables with one more recompute choice: on each column the cheapest."""
+    again = world.tables.again
+    return read_only(world.tables._replace(again=np.concatenate([again, again.min(axis=1, keepdims=True)], axis=1)))
+
+
+def _part(s: Structures) -> Part:
+    return Part(row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp, m=s.num_micro_batches,
+                id=s.id, flags=s.flags, zero=s.zero, num_blocks=s.num_blocks, legal=s.legal)  # fmt: skip
+
+
+def _seeded(found: Swept, system: int) -> Staircase:
+    front = new_staircase()
+    mine = found.systems == system
+    for (x, y), key in zip(found.values[mine], found.ids[mine], strict=True):
+        if not is_beaten(front, x, y):
+            insert(front, x, y, key)
+    return front
+
+
+def merge(parts: list[Swept], space: Space, *, bounded: bool) -> Swept:
+    """One front of several, per system where bounded."""
+    ids = np.concatenate([p.ids for p in parts])
+    systems = np.concatenate([p.systems for p in parts])
+    values = np.concatenate([p.values for p in parts])
+    counts = np.sum([p.counts for p in parts], axis=0)
+    higher = None if bounded else [not o.minimise for o in space.objectives]
+    keep = [
+        np.flatnonzero(systems == s)[non_dominated(values[systems == s], ids[systems == s], higher)]
+        for s in np.unique(systems)
+    ]
+    kept = np.concatenate(keep) if keep else np.zeros(0, np.int64)
+    kept = kept[np.unique(ids[kept], return_index=True)[1]] if len(kept) else kept
+    return Swept(ids=ids[kept], systems=systems[kept], values=values[kept], counts=counts)
+
+
+def sweep_inline(space: Space, *, prune: bool = True, reverse: bool = False) -> Swept:
+    """The whole sweep in this process; `reverse` goes through blocks the other way (the front must not change)."""
+    plan = prepare(space, prune=prune)
+    worker = SweepWorker(plan)
+    found = plan.warm
+    for start, stop in reversed(plan.blocks) if reverse else plan.blocks:
+        part = worker.run(start, stop, found if plan.bounded else None)
+        found = merge([found, part], space, bounded=plan.bounded) if len(found.ids) or len(part.ids) else part
+    return found
+
+
+def measure_rate(space: Space, seconds: float = 10.0) -> tuple[float, int]:
+    """Candidates priced per second on one core without pruning, and how many were: structures in a shuffled order."""
+    plan = prepare(space, prune=False)
+    worker = SweepWorker(plan)
+    order = np.random.default_rng(0).permutation(len(plan.order))
+    worker.sweep(order[:8], None)
+    priced, start, size = 0, time.perf_counter(), 64
+    for first in range(0, len(order), size):
+        priced += int(worker.sweep(order[first : first + size], None).counts[3])
+        if time.perf_counter() - start > seconds:
+            break
+    return priced / (time.perf_counter() - start), priced

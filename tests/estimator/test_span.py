@@ -1,0 +1,109 @@
+"""The fast forms against the simulated orders, which are the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator.schedule import check_conditions, in_flight, order, placement, simulate
+from estimator.span import CODES, in_flight_peak, pipeline_span
+from estimator.strategy import Schedule
+
+Shape = tuple[Schedule, int, int, int]
+EXACT = 1e-9  # rounding of sums of some thousand terms
+CLOSE = 0.02  # the promise of span.py where it extrapolates
+
+
+def shapes(ranks: tuple[int, ...], chunks: tuple[int, ...], most_passes: int) -> list[Shape]:
+    """Legal (schedule, p, m, v): m below, at, and well above p."""
+    found = []
+    for schedule in Schedule:
+        for p in ranks:
+            for v in chunks if schedule is Schedule.INTERLEAVED else (1,):
+                for m in sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 2 * p + 2, 3 * p - 2, 4 * p, 8 * p, 256}):
+                    if 0 < m * p * v <= most_passes and check_conditions(schedule, p, m, v) is None:
+                        found.append((schedule, p, m, v))
+    return found
+
+
+EQUAL = shapes((1, 2, 3, 5, 8, 16), (1, 2, 4, 6), 4200)
+UNEQUAL = shapes((1, 2, 3, 4, 7, 12), (1, 2, 3), 1200)
+
+
+def error(shape: Shape, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float) -> float:
+    """Relative error of the fast form."""
+    schedule, p, m, v = shape
+    truth = simulate(order(schedule, p, m, v), f, b, w, hop).span
+    return float(pipeline_span(CODES[schedule], f, b, w, hop, p, v, m)) / truth - 1
+
+
+def is_exact(shape: Shape, hop: float) -> bool:
+    """Where span.py promises the simulated span for unequal stages."""
+    schedule, p, m, _ = shape
+    return schedule is Schedule.GPIPE or (schedule is not Schedule.INTERLEAVED and (hop == 0.0 or m < p))
+
+
+@pytest.mark.parametrize("shape", EQUAL, ids=str)
+def test_equal_stages_are_exact(shape: Shape) -> None:
+    num_chunks = shape[1] * shape[3]
+    for b, w in ((1.0, 1.0), (2.3, 0.7)):
+        times = (np.ones(num_chunks), np.full(num_chunks, b), np.full(num_chunks, w))
+        assert abs(error(shape, *times, 0.0)) < EXACT
+    assert abs(error(shape, *times, 0.15)) < CLOSE
+
+
+@pytest.mark.parametrize("shape", UNEQUAL, ids=str)
+def test_unequal_stages_are_exact_or_close(shape: Shape) -> None:
+    draw = np.random.default_rng(list(shape[1:]))
+    num_chunks = shape[1] * shape[3]
+    for hop in (0.0, 0.2):
+        f, b, w = draw.uniform(0.5, 2.0, (3, num_chunks))
+        assert abs(error(shape, f, b, w, hop)) < (EXACT if is_exact(shape, hop) else CLOSE)
+
+
+@pytest.mark.parametrize("shape", UNEQUAL, ids=str)
+def test_heavy_first_and_last_stages_are_exact_or_close(shape: Shape) -> None:
+    draw = np.random.default_rng(list(shape[1:]))
+    for hop in (0.0, 0.2):
+        f = np.ones(shape[1] * shape[3])
+        f[0], f[-1] = draw.uniform(1.0, 1.4), draw.uniform(1.0, 2.5)
+        b, w = f * draw.uniform(1.0, 2.5), f * draw.uniform(0.5, 1.0)
+        assert abs(error(shape, f, b, w, hop)) < (EXACT if is_exact(shape, hop) else CLOSE)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_span_never_falls_when_a_time_grows(data: st.DataObject) -> None:
+    schedule, p, m, v = data.draw(st.sampled_from(EQUAL))
+    seconds = st.floats(0.5, 2.0)
+    even = data.draw(st.booleans())  # equal stages are where shortcuts begin and end
+    draw = (
+        (lambda: [data.draw(seconds)] * (p * v))
+        if even
+        else (lambda: data.draw(st.lists(seconds, min_size=p * v, max_size=p * v)))
+    )
+    times = np.array([draw() for _ in range(3)])
+    hop = data.draw(st.sampled_from([0.0, 0.1, 0.2]))
+    before = pipeline_span(CODES[schedule], *times, hop, p, v, m)
+    growth, which = data.draw(st.floats(1e-6, 0.5)), data.draw(st.integers(0, 3 * p * v))
+    if which == 3 * p * v:
+        hop += growth
+    else:
+        times[which // (p * v), which % (p * v)] += growth
+    assert pipeline_span(CODES[schedule], *times, hop, p, v, m) >= before * (1 - 1e-11)
+
+
+@pytest.mark.parametrize("shape", EQUAL, ids=str)
+def test_activations_in_flight_are_those_of_the_order(shape: Shape) -> None:
+    schedule, p, m, v = shape
+    chunks = placement(schedule, p, v)
+    out = np.zeros(chunks.shape, dtype=np.int64)
+    in_flight_peak(CODES[schedule], p, v, m, out)
+    assert out.tolist() == in_flight(order(schedule, p, m, v), chunks).tolist()
+
+
+def test_every_schedule_has_a_code() -> None:
+    assert sorted(CODES.values()) == list(range(len(Schedule)))
+    assert set(CODES) == set(Schedule)
