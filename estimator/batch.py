@@ -12,14 +12,19 @@ from numba import njit
 from estimator.compose import (
     Net,
     Tables,
+    bucket_terms,
     choose_columns,
     chunk_seconds,
     finish,
-    gather_exposed,
-    gradient_exposed,
+    gather_wire,
+    gradient_wire,
+    hidden_behind,
+    pieces_of,
+    place_of,
     rank_params,
     rank_windows,
     span_of,
+    spread,
     update_seconds,
 )
 from estimator.cost.table import Again, Base
@@ -118,29 +123,28 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
     r = np.empty((t.again.shape[1], kinds))
     line = np.zeros(items.shape[1])
     for i in range(out.shape[0]):
-        lay = t.layouts[rows.layout[i]]
         p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
-        counts = t.counts[lay[0] : lay[0] + lay[1]]
-        first = t.first[lay[2] : lay[2] + lay[3]]
-        held = t.held[lay[4] : lay[4] + p]
-        chunks = t.chunks[lay[4] : lay[4] + p, : lay[5]]
+        place = place_of(t, rows.layout[i], p)
         base, again = t.base[rows.row[i]], t.again[rows.row[i]]
         net, c = t.nets[rows.net[i]], t.constants
         code, zero, choice, layers = rows.schedule[i], rows.zero[i], rows.choice[i], rows.layers[i]
         tp, ep, pp, dp = rows.overlap_tp[i], rows.overlap_ep[i], rows.overlap_pp[i], rows.overlap_dp[i]
         if net[N_DP] == 1.0 and net[N_EDP] == 1.0:  # nothing to share: ZeRO and its traffic have no effect
             zero, dp = 0, 0
-        saved, live = np.empty(lay[1]), np.empty(lay[1])
-        flying = np.empty((p, lay[5]))
+        num_classes, num_chunks = place.counts.shape[0], place.class_of.size
+        saved, live = np.empty(num_classes), np.empty(num_classes)
+        flying = np.empty(place.slots.shape)
         in_flight_peak(code, p, v, m, flying)
-        chunk_bytes(counts, first, layers, again, choice, saved, live)
+        chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
         dense, expert = np.empty(p), np.empty(p)
-        rank_params(held, base, dense, expert)
+        rank_params(place.held, base, dense, expert)
         exchange = fixed_bytes(t.buffer_bytes[rows.row[i]], t.hop_bytes[rows.row[i]], p)
         peak = 0.0
         for rank in range(p):
-            static = static_bytes(rank, held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
-            moving = moving_bytes(rank, chunks, flying, saved, live, line)
+            static = static_bytes(
+                rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
+            )
+            moving = moving_bytes(rank, place.slots, flying, saved, live, line)
             grads = (dense[rank] + expert[rank]) * c.grad_bytes
             line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], grads, dp, zero)
             line[ITEM_EXCHANGE] = exchange
@@ -158,58 +162,86 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             continue
         choose_columns(base, again, tp, ep, f, b, w, r)
         hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
-        cf, cb, cw = np.empty(lay[1]), np.empty(lay[1]), np.empty(lay[1])
+        class_f, class_b, class_w = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
         split = splits_backward(code)
         chunk_seconds(
-            counts, first, layers, choice, f, b, w, r, hop, pp == 0, split, zero, dp, base, net, c, cf, cb, cw
+            place.counts,
+            place.first,
+            layers,
+            choice,
+            f,
+            b,
+            w,
+            r,
+            split,
+            zero,
+            dp,
+            base,
+            net,
+            c,
+            class_f,
+            class_b,
+            class_w,
         )
+        cf, cb, cw = np.empty(num_chunks), np.empty(num_chunks), np.empty(num_chunks)
+        spread(place.class_of, class_f, class_b, class_w, hop, pp == 0, cf, cb, cw)
         span = span_of(code, cf, cb, cw, hop, pp == 0, p, v, m)
-        win_f, win_b = np.empty(p), np.empty(p)
-        rank_windows(chunks, cf, cb, cw, win_f, win_b)
+        num_leads = place.leads.size
+        win_f, win_b = np.empty(num_leads), np.empty(num_leads)
+        rank_windows(place, class_f, class_b, class_w, win_f, win_b)
         each = m / 2 if code == DUALPIPE else m * 1.0
         exposed = -1.0
         update = 0.0
         gather = 0.0
+        busiest = 0.0
         last = 0
-        for rank in range(p):
-            mine = gradient_exposed(dense[rank], expert[rank], win_b[rank], zero, dp, rows.bucket[i], net, c)
-            update = max(update, update_seconds(dense[rank], expert[rank], zero, net, c))
-            gather = max(gather, gather_exposed(dense[rank], expert[rank], win_f[rank], zero, dp, rows.bucket[i], net, c))
-            if mine > exposed or (mine == exposed and win_f[rank] + win_b[rank] > win_f[last] + win_b[last]):
-                exposed = mine
-                last = rank
+        for n in range(num_leads):
+            rank = place.leads[n]
+            d, e = dense[rank], expert[rank]
+            grad_s, grad_latency = gradient_wire(d, e, zero, net, c)
+            gather_s, gather_latency = gather_wire(d, e, zero, net, c)
+            if dp:
+                pieces = pieces_of(c.grad_bytes * (d + e), rows.bucket[i])
+                total, least = bucket_terms(grad_s, grad_latency, pieces)
+                mine = hidden_behind(total, least, win_b[n])
+                total, least = bucket_terms(gather_s, gather_latency, pieces)
+                gather = max(gather, hidden_behind(total, least, win_f[n]))
+            else:
+                mine = grad_s + grad_latency
+                gather = max(gather, gather_s + gather_latency)
+            update = max(update, update_seconds(d, e, zero, net, c))
+            busy = win_f[n] + win_b[n]
+            if mine > exposed or (mine == exposed and busy > busiest):
+                exposed, busiest, last = mine, busy, rank
         out[i, O_STEP] = finish(span, exposed, update, gather, c)
         out[i, O_PIPE] = span + exposed
         out[i, O_OPT] = update
         out[i, O_OPTCOMM] = gather + c.norm_latency_s
         out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
         out[i, O_RANK] = last
-        _explain_rank(
-            t, out[i], last, chunks, counts, first, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed
-        )
-        out[i, O_RFLOPS] = _recompute_flops(counts, first, layers, choice, again) * m / p
+        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed)
+        out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
-            for j in range(lay[1]):
+            for j in range(num_chunks):
                 stages[j, 0], stages[j, 1], stages[j, 2] = cf[j], cb[j], cw[j]
 
 
 @njit(cache=True)
-def _explain_rank(
-    t, out, rank, chunks, counts, first, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed
-):
+def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed):
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
         if col != O_BUBBLE:
             out[col] = 0.0
     out[O_TILE] = out[O_MEAS] = out[O_ROOF] = 0.0
-    num_chunks = counts.shape[0]
-    depth = first.shape[0] // num_chunks
+    counts, first = place.counts, place.first
+    depth = first.shape[0] // counts.shape[0]
+    last = place.class_of.size - 1
     busy = 0.0
-    for slot in range(chunks.shape[1]):
-        j = chunks[rank, slot]
+    for slot in range(place.chunks.shape[1]):
+        j, q = place.chunks[rank, slot], place.slots[rank, slot]
         busy += each * (cf[j] + cb[j] + cw[j])
         for k in range(counts.shape[1]):
-            n = each * counts[j, k]
+            n = each * counts[q, k]
             if n == 0:
                 continue
             x = base[k]
@@ -222,7 +254,7 @@ def _explain_rank(
             for s in range(3):
                 out[O_TILE + s] += n * x[B_TILE + s]
             # Under block recompute, the first layers of the chunk are recomputed in full and the others not.
-            full = n if layers == 0 else each * first[j * depth + min(layers, depth - 1), k]
+            full = n if layers == 0 else each * first[q * depth + min(layers, depth - 1), k]
             for part in range(2):
                 again_n, a = (full, again[1 if layers > 0 else choice, k]) if part == 0 else (n - full, again[0, k])
                 out[O_REC] += again_n * a[R_COMP]
@@ -233,7 +265,7 @@ def _explain_rank(
                 for s in range(3):
                     out[O_TILE + s] += again_n * a[R_TILE + s]
         if pp == 0:
-            out[O_PP] += each * hop * ((1 if j < num_chunks - 1 else 0) + (1 if j > 0 else 0))
+            out[O_PP] += each * hop * ((1 if j < last else 0) + (1 if j > 0 else 0))
     named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]
     # What ZeRO-2 and ZeRO-3 traffic adds to each micro-batch is the rest of the rank's busy seconds.
     out[O_DP] = max(busy - named, 0.0) + exposed
@@ -241,16 +273,16 @@ def _explain_rank(
 
 
 @njit(cache=True)
-def _recompute_flops(counts, first, layers, choice, again):
+def _recompute_flops(place, layers, choice, again):
     """FLOPs that all chunks run again for one micro-batch, on one rank of each."""
-    num_chunks, kinds = counts.shape
-    depth = first.shape[0] // num_chunks
+    counts, first = place.counts, place.first
+    depth = first.shape[0] // counts.shape[0]
     total = 0.0
-    for j in range(num_chunks):
-        for k in range(kinds):
+    for q in place.class_of:
+        for k in range(counts.shape[1]):
             if layers > 0:
-                full = first[j * depth + min(layers, depth - 1), k]
-                total += full * again[1, k, R_FLOPS] + (counts[j, k] - full) * again[0, k, R_FLOPS]
+                full = first[q * depth + min(layers, depth - 1), k]
+                total += full * again[1, k, R_FLOPS] + (counts[q, k] - full) * again[0, k, R_FLOPS]
             else:
-                total += counts[j, k] * again[choice, k, R_FLOPS]
+                total += counts[q, k] * again[choice, k, R_FLOPS]
     return total

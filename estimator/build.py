@@ -21,7 +21,12 @@ __all__ = ["LAYER_BLOCKS", "build"]
 LAYER_BLOCKS = {LayerKind.DENSE: BlockKind.DENSE, LayerKind.MOE: BlockKind.MOE}
 
 CORE, NORMS, UP_PROJ = Module.CORE_ATTENTION.value, Module.LAYERNORM.value, Module.MLA_UP_PROJ.value
-MLP, MLP_ACT, MOE, MOE_ACT = Module.MLP.value, Module.MLP_ACTIVATION.value, Module.MOE.value, Module.MOE_ACTIVATION.value
+MLP, MLP_ACT, MOE, MOE_ACT = (
+    Module.MLP.value,
+    Module.MLP_ACTIVATION.value,
+    Module.MOE.value,
+    Module.MOE_ACTIVATION.value,
+)
 
 
 @lru_cache(maxsize=64)
@@ -29,7 +34,12 @@ def build(model: ModelSpec, seq: int) -> OpGraph:
     """The logical graph of `model` at sequence length `seq`."""
     layers = tuple(LAYER_BLOCKS[kind] for kind in model.layer_kinds)
     entry = (BlockKind.EMBEDDING, BlockKind.POSITIONS) if model.max_positions else (BlockKind.EMBEDDING,)
-    sequence = (*entry, *layers, BlockKind.HEAD, *(BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]) * model.num_mtp_layers)
+    sequence = (
+        *entry,
+        *layers,
+        BlockKind.HEAD,
+        *(BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]) * model.num_mtp_layers,
+    )
     make = {
         BlockKind.EMBEDDING: _embedding,
         BlockKind.POSITIONS: _positions,
@@ -130,7 +140,8 @@ def _embedding(model: ModelSpec, seq: int) -> Block:
 
 def _positions(model: ModelSpec, seq: int) -> Block:
     """Learned positions, added to the embedding: a block of their own, for a head tied to the embedding shares the
-    table of words but not that of positions."""
+    table of words but not that of positions.
+    """
     w = _Writer(model, seq)
     x, out = w.tensor("x", w.hidden), w.tensor("positions.out", w.hidden)
     table = Weight("positions.weight", (Dim(float(model.max_positions), Axis.POSITIONS), w.hidden), linear=False)
@@ -304,7 +315,8 @@ def _experts(w: _Writer, x: str) -> str:
 
 def _routed(w: _Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
     """The routed path. Combine weighs rows by router scores; the scores are applied inside the experts' activation, so
-    that backward needs no copy of the experts' outputs (Megatron-Core's and DeepSeek's way)."""
+    that backward needs no copy of the experts' outputs (Megatron-Core's and DeepSeek's way).
+    """
     model = w.model
     experts = Dim(float(moe.num_experts), Axis.EXPERTS, units=moe.num_experts)
     scores_dim = Dim(float(moe.num_experts), Axis.ROUTER)

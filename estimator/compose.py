@@ -16,8 +16,11 @@ from numba import njit
 from estimator.cost.table import SLOWDOWN, Again, Base
 from estimator.span import pipeline_span
 
-__all__ = ["Constants", "Net", "Tables", "chunk_seconds", "choose_columns", "finish", "gather_exposed",
-           "gradient_exposed", "rank_params", "rank_windows", "span_of"]  # fmt: skip
+__all__ = [
+    "Constants", "Net", "Place", "Tables", "bucket_terms", "choose_columns", "chunk_seconds", "finish", "gather_wire",
+    "gradient_wire", "hidden_behind", "pieces_of", "place_of", "rank_params", "rank_windows", "span_of", "spread",
+    "update_seconds",
+]  # fmt: skip
 
 
 class Net(IntEnum):
@@ -48,19 +51,34 @@ class Constants(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Everything a composition looks up. Ragged layouts are flat, with their offsets in `layouts`."""
+    """Everything a composition looks up. Layouts are ragged and flat; `Place` finds one."""
 
     base: np.ndarray  # [R, K, Base]
     again: np.ndarray  # [R, choices, K, Again]
     hop_bytes: np.ndarray  # [R]
     buffer_bytes: np.ndarray  # [R]
     nets: np.ndarray  # [G, Net]
-    counts: np.ndarray  # [sum C, K]
-    first: np.ndarray  # [sum C * depth, K]
+    counts: np.ndarray  # [sum Q, K], per class of chunks
+    first: np.ndarray  # [sum Q * depth, K], per class of chunks
     held: np.ndarray  # [sum p, K]
-    chunks: np.ndarray  # [sum p, slots]
-    layouts: np.ndarray  # int64 [L, 6]: first chunk, C, first row of `first`, its rows, first rank, slots
+    chunks: np.ndarray  # [sum p, slots]: chunks of each rank
+    slots: np.ndarray  # [sum p, slots]: their classes
+    class_of: np.ndarray  # [sum C]
+    leads: np.ndarray  # [sum leads]: ranks that stand for those like them
+    layouts: np.ndarray  # int64 [L, 11]: start and length of counts, first, ranks, class_of, leads; slots in use
     constants: Constants
+
+
+class Place(NamedTuple):
+    """One layout: views into the flat arrays of Tables."""
+
+    counts: np.ndarray
+    first: np.ndarray
+    held: np.ndarray
+    chunks: np.ndarray
+    slots: np.ndarray
+    class_of: np.ndarray
+    leads: np.ndarray
 
 
 F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
@@ -75,7 +93,8 @@ N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_
 @njit(cache=True)
 def choose_columns(base, again_all, tp, ep, f, b, w, r):
     """Seconds of each block kind under the overlap flags of TP and EP: forward, input gradient, weight gradient [K],
-    and recompute `r` [choices, K]."""
+    and recompute `r` [choices, K].
+    """
     for k in range(base.shape[0]):
         f[k] = base[k, F_COMP] + base[k, F_HOST] + base[k, F_CP] + base[k, F_TP0 + tp] + base[k, F_EP0 + ep]
         b[k] = base[k, B_COMP] + base[k, B_HOST] + base[k, B_CP] + base[k, B_TP0 + tp] + base[k, B_EP0 + ep]
@@ -108,14 +127,14 @@ def beside(window, traffic):
 
 @njit(cache=True)
 def chunk_seconds(
-    counts, first, layers, choice, f, b, w, r, hop, blocking, splits, zero, overlap_dp, base, net, c, out_f, out_b, out_w
+    counts, first, layers, choice, f, b, w, r, splits, zero, overlap_dp, base, net, c, out_f, out_b, out_w
 ):
-    """Seconds of one micro-batch on each chunk. Blocking sends occupy their sender; ZeRO-2 reduces gradients and
-    ZeRO-3 gathers weights (forward and backward) for every micro-batch. Schedules that do not split backward get W
-    inside B."""
-    num_chunks, kinds = counts.shape
-    depth = first.shape[0] // num_chunks
-    for j in range(num_chunks):
+    """Seconds of one micro-batch on each class of chunks. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward
+    and backward) for every micro-batch. Schedules that do not split backward get W inside B.
+    """
+    num_classes, kinds = counts.shape
+    depth = first.shape[0] // num_classes
+    for j in range(num_classes):
         tf = 0.0
         tb = 0.0
         tw = 0.0
@@ -146,14 +165,20 @@ def chunk_seconds(
                 tb += back
                 if zero >= 3:
                     tf += gather
-        if blocking:
-            if j < num_chunks - 1:
-                tf += hop
-            if j > 0:
-                tb += hop
         out_f[j] = tf
         out_b[j] = tb
         out_w[j] = tw
+
+
+@njit(cache=True)
+def spread(class_of, class_f, class_b, class_w, hop, blocking, f, b, w):
+    """Seconds of each chunk [C] from those of its class. Sends that block occupy their sender."""
+    last = class_of.size - 1
+    sent = hop if blocking else 0.0
+    for j in range(last + 1):
+        f[j] = class_f[class_of[j]] + (sent if j < last else 0.0)
+        b[j] = class_b[class_of[j]] + (sent if j > 0 else 0.0)
+        w[j] = class_w[class_of[j]]
 
 
 @njit(cache=True)
@@ -176,53 +201,75 @@ def rank_params(held, base, dense, expert):
 
 
 @njit(cache=True)
-def rank_windows(chunks, f, b, w, win_f, win_b):
-    """Seconds of one micro-batch's forward and backward on each rank: where data-parallel traffic can hide."""
-    for i in range(chunks.shape[0]):
+def rank_windows(place, class_f, class_b, class_w, win_f, win_b):
+    """Seconds of one micro-batch's forward and backward on each leading rank: where data-parallel traffic can hide."""
+    for n in range(place.leads.size):
         tf = 0.0
         tb = 0.0
-        for slot in range(chunks.shape[1]):
-            j = chunks[i, slot]
-            tf += f[j]
-            tb += b[j] + w[j]
-        win_f[i] = tf
-        win_b[i] = tb
+        for slot in range(place.slots.shape[1]):
+            j = place.slots[place.leads[n], slot]
+            tf += class_f[j]
+            tb += class_b[j] + class_w[j]
+        win_f[n] = tf
+        win_b[n] = tb
 
 
 @njit(cache=True)
-def bucketed(wire, nbytes, bucket, latency, overlap, window):
-    """Exposed seconds of traffic in buckets that starts as soon as its bucket is full. The last bucket has nothing left
-    to hide behind. bucket 0: one bucket."""
-    pieces = 1.0
-    if bucket > 0:
-        pieces = max(np.ceil(nbytes / bucket), 1.0)
-    total = wire + pieces * latency
-    if not overlap:
-        return wire + latency
-    tail = total / pieces
-    return max(total - (1.0 - SLOWDOWN) * window, tail + SLOWDOWN * (total - tail))
-
-
-@njit(cache=True)
-def gradient_exposed(dense, expert, window, zero, overlap, bucket, net, c):
-    """Gradient traffic after the last backward. Stage 0 all-reduces (twice a reduce-scatter); stages 2 and 3 have
-    reduced every micro-batch already."""
+def gradient_wire(dense, expert, zero, net, c):
+    """Seconds on the wire and latency of the gradients after the last backward. Stage 0 all-reduces (twice a
+    reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
+    """
     if zero >= 2:
-        return 0.0
+        return 0.0, 0.0
     twice = 2.0 if zero == 0 else 1.0
     wire = twice * c.grad_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    latency = twice * (net[N_DP_LAT] + net[N_EDP_LAT])
-    return bucketed(wire, c.grad_bytes * (dense + expert), bucket, latency, overlap, window)
+    return wire, twice * (net[N_DP_LAT] + net[N_EDP_LAT])
 
 
 @njit(cache=True)
-def gather_exposed(dense, expert, window, zero, overlap, bucket, net, c):
-    """Weight all-gather after the update (stages 1 and 2), hidden under the next step's first forward when overlapped."""
+def gather_wire(dense, expert, zero, net, c):
+    """The same of the weight all-gather after the update (stages 1 and 2); overlap hides it under the next step's first
+    forward.
+    """
     if zero == 0 or zero >= 3:
-        return 0.0
+        return 0.0, 0.0
     wire = c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    latency = net[N_DP_LAT] + net[N_EDP_LAT]
-    return bucketed(wire, c.grad_bytes * (dense + expert), bucket, latency, overlap, window)
+    return wire, net[N_DP_LAT] + net[N_EDP_LAT]
+
+
+@njit(cache=True)
+def pieces_of(grads_bytes, bucket):
+    """Buckets that a rank's gradients fill. bucket 0: one."""
+    if bucket <= 0:
+        return 1.0
+    return max(np.ceil(grads_bytes / bucket), 1.0)
+
+
+@njit(cache=True)
+def bucket_terms(wire, latency, pieces):
+    """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed under any window:
+    the last bucket has nothing left to hide behind, the others take SLOWDOWN of the chip.
+    """
+    total = wire + pieces * latency
+    tail = total / pieces
+    return total, tail + SLOWDOWN * (total - tail)
+
+
+@njit(cache=True)
+def hidden_behind(total, least, window):
+    """Exposed seconds of bucketed traffic beside `window` seconds of compute."""
+    return max(total - (1.0 - SLOWDOWN) * window, least)
+
+
+@njit(cache=True)
+def place_of(t, layout, p):
+    """Views of one layout."""
+    x = t.layouts[layout]
+    return Place(
+        t.counts[x[0] : x[0] + x[1]], t.first[x[2] : x[2] + x[3]], t.held[x[4] : x[4] + p],
+        t.chunks[x[4] : x[4] + p, : x[10]], t.slots[x[4] : x[4] + p, : x[10]], t.class_of[x[6] : x[6] + x[7]],
+        t.leads[x[8] : x[8] + x[9]],
+    )  # fmt: skip
 
 
 @njit(cache=True)

@@ -23,12 +23,18 @@ class Layout:
     `counts` [C, K]: blocks that run on each chunk. `first` [C, L + 1, K]: blocks among the first N layers of a chunk
     (what block recompute takes). `held` [p, K]: blocks whose weights a rank holds; a shared weight is held once.
     `chunks_of` [p, v']: chunks that a rank runs.
+
+    Most chunks are alike: `class_of` [C] gives each its class, and the first chunk of a class stands for it in
+    `classes` [Q]. `leads`: the first of every set of ranks that hold the same blocks and run chunks of the same classes.
     """
 
     counts: np.ndarray
     first: np.ndarray
     held: np.ndarray
     chunks_of: np.ndarray
+    class_of: np.ndarray
+    classes: np.ndarray
+    leads: np.ndarray
 
 
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
@@ -55,8 +61,9 @@ def layout_of(
     model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
     layers: tuple[int, ...] | None = None,
 ) -> Layout:  # fmt: skip
-    """Counts for `layers` per chunk (None: even). Embedding and positions on the first chunk; head and MTP on the last, which keeps
-    a copy of the embedding for MTP's look-ups."""
+    """Counts for `layers` per chunk (None: even). Embedding and positions on the first chunk; head and MTP on the last,
+    which keeps a copy of the embedding for MTP's look-ups.
+    """
     num_chunks = pp * vpp
     layers = layers or even_layers(model.num_layers, num_chunks)
     column = {kind: i for i, kind in enumerate(kinds)}
@@ -85,4 +92,22 @@ def layout_of(
     held[:, embedding] = np.minimum(held[:, embedding], 1)
     if model.tied_embeddings:
         held[:, embedding] = np.where(held[:, head] > 0, 0, held[:, embedding])
-    return Layout(counts=counts, first=first, held=held, chunks_of=chunks_of)
+    class_of, classes = _alike([np.append(first[chunk].ravel(), counts[chunk]) for chunk in range(num_chunks)])
+    _, leads = _alike([np.append(class_of[chunks_of[rank]], held[rank]) for rank in range(pp)])
+    return Layout(
+        counts=counts, first=first, held=held, chunks_of=chunks_of, class_of=class_of, classes=classes, leads=leads
+    )
+
+
+def _alike(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Class of each row, and the first row of each class."""
+    seen: dict[bytes, int] = {}
+    firsts: list[int] = []
+    class_of = np.empty(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows):
+        key = row.tobytes()
+        if key not in seen:
+            seen[key] = len(firsts)
+            firsts.append(i)
+        class_of[i] = seen[key]
+    return class_of, np.array(firsts, dtype=np.int64)

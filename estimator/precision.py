@@ -35,7 +35,8 @@ class PrecisionRecipe:
     """Dtypes by role. Bytes per parameter: `linear_weight_bytes` for GEMM weights of layers (working copies of every
     kind together), `other_weight_bytes` for embedding, head and norms; states are master + two Adam moments.
     `attention_output_bytes` is what attention's output takes in all the formats it is kept in. `remake_activation`:
-    the activation function's output is formed again from its kept inputs when the weight gradient needs it."""
+    the activation function's output is formed again from its kept inputs when the weight gradient needs it.
+    """
 
     name: str
     gemm: DType

@@ -40,7 +40,9 @@ class Case:
         sizes["dp"] = np.maximum(system.num_chips // inner, 1)
         per_step = np.maximum(sizes["dp"] * sizes["micro_batch"], 1)
         sizes["num_micro_batches"] = np.maximum(workload.global_batch // per_step, 1)
-        sizes["edp"] = np.maximum(sizes["tp"] * sizes["cp"] * sizes["dp"] // np.maximum(sizes["etp"] * sizes["ep"], 1), 1)
+        sizes["edp"] = np.maximum(
+            sizes["tp"] * sizes["cp"] * sizes["dp"] // np.maximum(sizes["etp"] * sizes["ep"], 1), 1
+        )
         return cls(model, strategy, system, workload, sizes)
 
     def take(self, rows: np.ndarray) -> Case:
@@ -161,7 +163,8 @@ def _recompute(c: Case) -> np.ndarray:
 
 def paired(schedule: Schedule) -> bool:
     """Whether forward and backward of different micro-batches run side by side, so that one's all-to-all can hide
-    behind the other's compute."""
+    behind the other's compute.
+    """
     return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE}
 
 
@@ -245,5 +248,3 @@ def explain(case: Case, code: int, row: int = 0) -> str:
         "schedule": case.strategy.schedule.value,
     }  # fmt: skip
     return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"
-
-

@@ -19,10 +19,10 @@ Exact (to rounding) for any f, b, w, equal or not:
   ZB-H1 at m < 2p, DualPipe at m < 2p + 2 WALKED_ROUNDS;
 - interleaved on equal stages, and on any stages where m is no more than is walked (3 groups at v >= 4, 8 at v = 1).
 
-Elsewhere, worst error over some thousand shapes (p up to 8) with times 0.5 to 2 drawn per chunk, b in [1, 2.5] f,
-w in [0.5, 1] f, heavy first and last stages, hop up to 0.2 f: 1F1B 0.7 %, ZB-H1 0.01 %, DualPipe 0.2 % (with hop > 0
-lambda_c is the largest mean of any round through c, as if rounds could be cut anywhere); interleaved 1 %, 1.7 % at
-v = 1 (paths that have not reached the costliest rank in the groups walked, or that take two groups to return).
+Elsewhere, worst error over some thousand shapes (p up to 16) with times 0.5 to 2 drawn per chunk, or b in [1, 2.5] f,
+w in [0.5, 1] f and heavy first and last stages, hop up to 0.2 f: 1F1B 0.7 %, ZB-H1 0.01 %, DualPipe 0.2 % (with
+hop > 0 lambda_c is the largest mean of any round through c, as if rounds could be cut anywhere); interleaved 1.3 %,
+1.7 % at v = 1 (paths that have not reached the costliest rank in the groups walked, or take two groups to return).
 
 Every form is a maximum of sums of f, b, w and hop with counts that depend on p, v, m alone, hence non-decreasing.
 """

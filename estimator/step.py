@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from estimator.batch import Out, Rows, compose_rows
-from estimator.compose import Tables
+from estimator.compose import Place, place_of
 from estimator.memory import ITEMS, RESERVED_FACTOR
 from estimator.model import ModelSpec
 from estimator.precision import recipe
@@ -79,10 +79,10 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
         bucket=np.ascontiguousarray(sizes["bucket_bytes"]),
     )  # fmt: skip
     out = np.empty((n, len(Out)))
-    last = tables.layouts[candidates.layout[-1]]
-    items, seconds = np.zeros((candidates.pp[-1], len(ITEMS))), np.zeros((last[1], 3))
+    place = place_of(tables, candidates.layout[-1], candidates.pp[-1])
+    items, seconds = np.zeros((candidates.pp[-1], len(ITEMS))), np.zeros((len(place.class_of), 3))
     compose_rows(tables, candidates, gate, out, items, seconds)
-    return out, _stages(tables, last, items, seconds)
+    return out, _stages(place, items, seconds)
 
 
 def distinct(sizes: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -111,12 +111,12 @@ def distinct(sizes: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.n
     return inverse.reshape(-1).astype(np.int64), values
 
 
-def _stages(tables: Tables, lay: np.ndarray, items: np.ndarray, seconds: np.ndarray) -> tuple[StageResult, ...]:
+def _stages(place: Place, items: np.ndarray, seconds: np.ndarray) -> tuple[StageResult, ...]:
     """Details of the last candidate, per rank."""
-    first = tables.first[lay[2] : lay[2] + lay[3]].reshape(lay[1], -1, tables.first.shape[1])
-    layers = first[:, -1].sum(axis=1).astype(int).tolist()
+    first = place.first.reshape(len(place.counts), -1, place.first.shape[1])
+    layers = first[place.class_of, -1].sum(axis=1).astype(int).tolist()
     forward, backward = seconds[:, 0].tolist(), (seconds[:, 1] + seconds[:, 2]).tolist()
-    places = tables.chunks[lay[4] : lay[4] + len(items), : lay[5]].tolist()
+    places = place.chunks.tolist()
     result = [
         StageResult(
             rank=rank, memory=dict(zip(ITEMS, memory, strict=True)), layers=tuple([layers[j] for j in chunks]),

@@ -6,6 +6,7 @@ The sweep calls this for a whole space, `evaluate` for one strategy or a batch; 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -17,12 +18,12 @@ from estimator.cost.collective import collective, point_to_point, scalar_all_red
 from estimator.cost.table import PriceTable, price_table
 from estimator.cost.work import work
 from estimator.graph import OpGraph
-from estimator.layout import layout_of
+from estimator.layout import Layout, layout_of
 from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
-from estimator.strategy import ContextParallel, Fusion, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import ContextParallel, Fusion, Recompute, RecomputeKind, Schedule, Size, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -41,7 +42,8 @@ JITTER_PER_DOUBLING = 5e-4  # share of a step lost per doubling of the chips to 
 @lru_cache(maxsize=256)
 def model_flops_per_token(model: ModelSpec, seq: int) -> float:
     """FLOPs of forward and backward of one token without recompute: three times the forward's GEMMs and the causal half
-    of attention (Narayanan 2021, arXiv:2104.04473, appendix, which counts the whole square). MTP included."""
+    of attention (Narayanan 2021, arXiv:2104.04473, appendix, which counts the whole square). MTP included.
+    """
     r = recipe("bf16")
     graph = lower(build(model, seq), Strategy(), r)
     flops = {}
@@ -57,13 +59,20 @@ def _one_row(
     sizes: tuple[float, ...],
 ) -> PriceTable:  # fmt: skip
     """Prices of one row: what a scalar evaluation needs again and again while pp, ZeRO or overlaps change."""
+    return _rows(build(model, seq), system, split, recipe(precision), choices, dict(zip(ROW_SIZES, sizes, strict=True)))
+
+
+def _rows(
+    graph: OpGraph, system: SystemSpec, split: Split, r: PrecisionRecipe, choices: tuple[Recompute, ...],
+    sizes: Mapping[str, Size],
+) -> PriceTable:  # fmt: skip
+    """Lower and price rows: ROW_SIZES as plain floats, or each [R]. Nothing else of a strategy shapes an op."""
     sequence_parallel, context_parallel, fusion = split
     s = Strategy(
         sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion,
-        **dict(zip(ROW_SIZES, sizes, strict=True)),
+        **{name: sizes[name] for name in ROW_SIZES},
     )  # fmt: skip
-    r = recipe(precision)
-    return price_table(lower(build(model, seq), s, r), s, system, r, choices)
+    return price_table(lower(graph, s, r), s, system, r, choices)
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +127,11 @@ def read_only(tables: Tables) -> Tables:
     return tables
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """One above the other, by rows: another memory order would compile the composition once more."""
+    return np.ascontiguousarray(np.concatenate(parts))
+
+
 @dataclass(slots=True)
 class TableBuilder:
     """Collects layouts as they are asked for, and prices rows and groups in bulk."""
@@ -131,7 +145,7 @@ class TableBuilder:
     graph: OpGraph = field(init=False)
     recipe: PrecisionRecipe = field(init=False)
     _layouts: dict[tuple[Schedule, int, int], int] = field(default_factory=dict, init=False)
-    _parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list, init=False)
+    _made: list[Layout] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.graph = build(self.model, self.workload.seq)
@@ -143,47 +157,48 @@ class TableBuilder:
         """Index of a layout, made on first use."""
         key = (schedule, pp, vpp)
         if key not in self._layouts:
-            made = layout_of(self.model, self.graph.kinds, schedule, pp, vpp, self.strategy.layout)
-            kinds = made.counts.shape[1]
-            self._layouts[key] = len(self._parts)
-            self._parts.append((made.counts, made.first.reshape(-1, kinds), made.held, made.chunks_of))
+            self._layouts[key] = len(self._made)
+            self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, self.strategy.layout))
         return self._layouts[key]
 
     def depth(self, layout: int) -> int:
         """Layers of the deepest chunk of a layout."""
-        counts, first = self._parts[layout][:2]
-        return len(first) // len(counts) - 1
+        return self._made[layout].first.shape[1] - 1
 
     def tables(self, rows: dict[str, np.ndarray], nets: dict[str, np.ndarray]) -> Tables:
         """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES and dp, each [G]); pack the layouts seen so far."""
         prices = self._prices(rows)
-        slots = max(part[3].shape[1] for part in self._parts)
-        counts, first, held, chunks, where = [], [], [], [], []
-        offset = [0, 0, 0]
-        for c, f, h, s in self._parts:
-            where.append((offset[0], len(c), offset[1], len(f), offset[2], s.shape[1]))
-            offset = [offset[0] + len(c), offset[1] + len(f), offset[2] + len(h)]
-            counts.append(c)
-            first.append(f)
-            held.append(h)
-            chunks.append(s if s.shape[1] == slots else np.pad(s, ((0, 0), (0, slots - s.shape[1])), constant_values=-1))
+        kinds, slots = prices.base.shape[1], max(lay.chunks_of.shape[1] for lay in self._made)
+        sums = np.zeros(5, dtype=np.int64)  # classes, rows of `first`, ranks, chunks, leads so far
+        where = []
+        for lay in self._made:
+            depth, (p, used) = lay.first.shape[1], lay.chunks_of.shape
+            sizes = (len(lay.classes), len(lay.classes) * depth, p, len(lay.class_of), len(lay.leads))
+            where.append((*(int(n) for pair in zip(sums, sizes, strict=True) for n in pair), used))
+            sums += sizes
+        ranks = [
+            np.pad(lay.chunks_of, ((0, 0), (0, slots - lay.chunks_of.shape[1])), mode="edge") for lay in self._made
+        ]
         made = Tables(
             base=prices.base, again=prices.again, hop_bytes=prices.hop_bytes, buffer_bytes=prices.buffer_bytes,
-            nets=self._nets(nets), counts=np.concatenate(counts), first=np.concatenate(first),
-            held=np.concatenate(held), chunks=np.concatenate(chunks).astype(np.int64),
+            nets=self._nets(nets), counts=np.concatenate([lay.counts[lay.classes] for lay in self._made]),
+            first=np.concatenate([lay.first[lay.classes].reshape(-1, kinds) for lay in self._made]),
+            held=np.concatenate([lay.held for lay in self._made]),
+            chunks=np.concatenate(ranks).astype(np.int64),
+            slots=np.concatenate([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
+            class_of=np.concatenate([lay.class_of for lay in self._made]),
+            leads=np.concatenate([lay.leads for lay in self._made]),
             layouts=np.array(where, dtype=np.int64), constants=constants_of(self.system, self.recipe),
         )  # fmt: skip
         return read_only(made)
 
     def _prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
         s = self.strategy
+        split = (s.sequence_parallel, s.context_parallel, s.fusion)
         if len(rows["tp"]) == 1:
             sizes = tuple(float(rows[name][0]) for name in ROW_SIZES)
-            split = (s.sequence_parallel, s.context_parallel, s.fusion)
             return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)
-        strategy = s.with_sizes(rows)
-        lowered = lower(self.graph, strategy, self.recipe)
-        return price_table(lowered, strategy, self.system, self.recipe, self.choices)
+        return _rows(self.graph, self.system, split, self.recipe, self.choices, rows)
 
     def _nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
         has_experts = self.model.moe is not None

@@ -79,8 +79,8 @@ def compose_ids(
         mine = np.flatnonzero(s.world[where] == w)
         rows = _rows(space, world, s.take(where[mine]), ids[mine])
         composed = np.empty((len(mine), len(Out)))
-        last = world.tables.layouts[rows.layout[-1]]
-        compose_rows(world.tables, rows, gate, composed, np.zeros((rows.pp[-1], len(ITEMS))), np.zeros((last[1], 3)))
+        chunks = world.tables.layouts[rows.layout[-1], 7]
+        compose_rows(world.tables, rows, gate, composed, np.zeros((rows.pp[-1], len(ITEMS))), np.zeros((chunks, 3)))
         columns = columns_of(composed, space.model, world.system, space.workload, world.strategy.precision)
         columns |= {name: getattr(rows, name) for name in rows._fields}
         for name, values in columns.items():

@@ -18,20 +18,25 @@ from estimator.batch import fixed_bytes, splits_backward, staging_bytes
 from estimator.compose import (
     Net,
     Tables,
+    bucket_terms,
     choose_columns,
     chunk_seconds,
     finish,
-    gather_exposed,
-    gradient_exposed,
+    gather_wire,
+    gradient_wire,
+    hidden_behind,
+    pieces_of,
+    place_of,
     rank_params,
     rank_windows,
     span_of,
+    spread,
     update_seconds,
 )
 from estimator.memory import ITEMS, RESERVED_FACTOR, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
 from estimator.span import DUALPIPE, in_flight_peak
 from search.postfix import run
-from search.staircase import Staircase, insert, is_beaten
+from search.staircase import Staircase, beater, insert, is_beaten
 
 __all__ = ["COUNTS", "DERIVED", "Filter", "Options", "Part", "corners", "sweep"]
 
@@ -152,34 +157,26 @@ def _cheapest(flags, tf, tb, tw, tr, low_f, low_b, low_w, low_r):
 
 
 @njit(cache=True)
-def _least_seconds(t, part, i, options, tf, tb, tw, tr, low_f, low_b, low_w, low_r, cf, cb, cw, blocking):
-    """Seconds of each chunk (cf, cb, cw [C]) under the cheapest flags and the cheapest recompute, and those of a hop."""
-    lay = t.layouts[part.layout[i]]
-    counts = t.counts[lay[0] : lay[0] + lay[1]]
-    first = t.first[lay[2] : lay[2] + lay[3]]
+def _least_seconds(t, part, i, place, options, tf, tb, tw, tr, low_f, low_b, low_w, low_r, qf, qb, qw):
+    """Seconds of each class of chunks (qf, qb, qw) under the cheapest flags and the cheapest recompute."""
     base, again = t.base[part.row[i]], t.again[part.row[i]][options.corner :]
-    net, c = t.nets[part.net[i]], t.constants
     for q in range(4):
         choose_columns(base, again, q >> 1, q & 1, tf[q], tb[q], tw[q], tr[q])
     _cheapest(part.flags[i], tf, tb, tw, tr, low_f, low_b, low_w, low_r)
-    hop = t.hop_bytes[part.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
     chunk_seconds(
-        counts, first, 0, 0, low_f, low_b, low_w, low_r, hop, blocking, splits_backward(part.schedule[i]), 0, 0, base, net,
-        c, cf, cb, cw,
+        place.counts, place.first, 0, 0, low_f, low_b, low_w, low_r, splits_backward(part.schedule[i]), 0, 0, base,
+        t.nets[part.net[i]], t.constants, qf, qb, qw,
     )  # fmt: skip
-    return hop
 
 
 @njit(cache=True)
-def _least_update(t, part, i):
+def _least_update(t, part, i, place):
     """Lower bound of the optimizer update: on each rank the cheapest ZeRO stage."""
-    p = part.pp[i]
-    lay = t.layouts[part.layout[i]]
     net, c = t.nets[part.net[i]], t.constants
-    dense, expert = np.empty(p), np.empty(p)
-    rank_params(t.held[lay[4] : lay[4] + p], t.base[part.row[i]], dense, expert)
+    dense, expert = np.empty(part.pp[i]), np.empty(part.pp[i])
+    rank_params(place.held, t.base[part.row[i]], dense, expert)
     update = 0.0
-    for rank in range(p):
+    for rank in place.leads:
         least = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
@@ -189,20 +186,15 @@ def _least_update(t, part, i):
 
 
 @njit(cache=True)
-def _least_memory(t, part, i, options):
+def _least_memory(t, part, i, place, options):
     """Lower bound of memory: on each rank the cheapest ZeRO stage and the cheapest recompute, no buckets."""
-    lay = t.layouts[part.layout[i]]
     p = part.pp[i]
-    counts = t.counts[lay[0] : lay[0] + lay[1]]
-    first = t.first[lay[2] : lay[2] + lay[3]]
-    held = t.held[lay[4] : lay[4] + p]
-    chunks = t.chunks[lay[4] : lay[4] + p, : lay[5]]
     base, again = t.base[part.row[i]], t.again[part.row[i]]
     net, c = t.nets[part.net[i]], t.constants
-    saved, live = np.empty(lay[1]), np.empty(lay[1])
-    flying = np.empty((p, lay[5]))
+    saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
+    flying = np.empty(place.slots.shape)
     in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], flying)
-    chunk_bytes(counts, first, 0, again, options.corner, saved, live)
+    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, live)
     rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)
     line = np.empty(NUM_ITEMS)
     memory = 0.0
@@ -210,51 +202,86 @@ def _least_memory(t, part, i, options):
         static = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
-                s = static_bytes(rank, held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
+                s = static_bytes(rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
                 static = min(static, s)
-        memory = max(memory, (static + moving_bytes(rank, chunks, flying, saved, live, line)) + rest)
+        memory = max(memory, (static + moving_bytes(rank, place.slots, flying, saved, live, line)) + rest)
     return memory
+
+
+@njit(cache=True)
+def _hop(t, part, i):
+    net = t.nets[part.net[i]]
+    return t.hop_bytes[part.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
+
+
+class Scratch(NamedTuple):
+    """Arrays that every structure writes anew: per overlap pair [4, K], their cheapest [K], per class of chunks [Q], per
+    chunk [C]."""
+
+    tf: np.ndarray
+    tb: np.ndarray
+    tw: np.ndarray
+    tr: np.ndarray
+    low_f: np.ndarray
+    low_b: np.ndarray
+    low_w: np.ndarray
+    low_r: np.ndarray
+    qf: np.ndarray
+    qb: np.ndarray
+    qw: np.ndarray
+    cf: np.ndarray
+    cb: np.ndarray
+    cw: np.ndarray
+
+
+@njit(cache=True)
+def _scratch(t, choices):
+    kinds, most, deepest = t.base.shape[1], np.max(t.layouts[:, 1]), np.max(t.layouts[:, 7])
+    return Scratch(
+        np.empty((4, kinds)), np.empty((4, kinds)), np.empty((4, kinds)), np.empty((4, choices, kinds)),
+        np.empty(kinds), np.empty(kinds), np.empty(kinds), np.empty((choices, kinds)),
+        np.empty(most), np.empty(most), np.empty(most), np.empty(deepest), np.empty(deepest), np.empty(deepest),
+    )  # fmt: skip
 
 
 @njit(cache=True)
 def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories: np.ndarray) -> None:
     """Lower bounds of each structure: `steps` (the busy time of its busiest rank, so cheap), `memories` [S]."""
-    kinds = t.base.shape[1]
-    f, b, w = np.empty((4, kinds)), np.empty((4, kinds)), np.empty((4, kinds))
-    lf, lb, lw = np.empty(kinds), np.empty(kinds), np.empty(kinds)
-    r, lr = np.empty((4, 1, kinds)), np.empty((1, kinds))
-    deepest = np.max(t.layouts[:, 1])
-    cf, cb, cw = np.empty(deepest), np.empty(deepest), np.empty(deepest)
+    x = _scratch(t, 1)
     for i in range(part.id.size):
-        lay = t.layouts[part.layout[i]]
-        _least_seconds(t, part, i, options, f, b, w, r, lf, lb, lw, lr, cf, cb, cw, False)
+        place = place_of(t, part.layout[i], part.pp[i])
+        _least_seconds(
+            t, part, i, place, options, x.tf, x.tb, x.tw, x.tr, x.low_f, x.low_b, x.low_w, x.low_r, x.qf, x.qb, x.qw
+        )
         each = part.m[i] / 2 if part.schedule[i] == DUALPIPE else part.m[i] * 1.0
         busy = 0.0
-        for rank in range(part.pp[i]):
+        for rank in place.leads:
             mine = 0.0
-            for slot in range(lay[5]):
-                j = t.chunks[lay[4] + rank, slot]
-                mine += cf[j] + cb[j] + cw[j]
+            for j in place.slots[rank]:
+                mine += x.qf[j] + x.qb[j] + x.qw[j]
             busy = max(busy, each * mine)
         # A shade below, for the pipeline adds the same passes up in another order.
-        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, _least_update(t, part, i), 0.0, t.constants)
-        memories[i] = _least_memory(t, part, i, options)
+        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, _least_update(t, part, i, place), 0.0, t.constants)
+        memories[i] = _least_memory(t, part, i, place, options)
 
 
 @njit(cache=True)
-def _step_corner(t, part, i, options, f, b, w, r, lf, lb, lw, lr, cf, cb, cw):
-    """Lower bound of step time through the pipeline: the cheapest flags and recompute, no exposed data-parallel traffic."""
-    lay = t.layouts[part.layout[i]]
-    num = lay[1]
+def _chunk_span(t, part, i, place, blocking, qf, qb, qw, x):
+    """Makespan of the pipeline with these seconds per class of chunks."""
+    num, hop = place.class_of.size, _hop(t, part, i)
+    cf, cb, cw = x.cf[:num], x.cb[:num], x.cw[:num]
+    spread(place.class_of, qf, qb, qw, hop, blocking, cf, cb, cw)
+    return span_of(part.schedule[i], cf, cb, cw, hop, blocking, part.pp[i], part.vpp[i], part.m[i])
+
+
+@njit(cache=True)
+def _least_span(t, part, i, place, qf, qb, qw, x):
+    """The shorter of blocking and overlapped sends, where both are candidates."""
     span = np.inf
     for pp in range(2):
         if part.flags[i, 2, pp] >= 0:
-            hop = _least_seconds(t, part, i, options, f, b, w, r, lf, lb, lw, lr, cf[:num], cb[:num], cw[:num], pp == 0)
-            least = span_of(
-                part.schedule[i], cf[:num], cb[:num], cw[:num], hop, pp == 0, part.pp[i], part.vpp[i], part.m[i]
-            )
-            span = min(span, least)
-    return finish(span, 0.0, _least_update(t, part, i), 0.0, t.constants)
+            span = min(span, _chunk_span(t, part, i, place, pp == 0, qf, qb, qw, x))
+    return span
 
 
 @njit(cache=True)
@@ -263,13 +290,8 @@ def sweep(
     counts_out: np.ndarray,
 ) -> None:  # fmt: skip
     """Offer every candidate of these structures to `front`; `lows` [S, 2] are their corners, COUNTS are added up."""
-    kinds = t.base.shape[1]
-    f, b, w = np.empty((4, kinds)), np.empty((4, kinds)), np.empty((4, kinds))
-    lf, lb, lw = np.empty(kinds), np.empty(kinds), np.empty(kinds)
-    r, lr = np.empty((4, 1, kinds)), np.empty((1, kinds))
-    deepest = np.max(t.layouts[:, 1])
-    cf, cb, cw = np.empty(deepest), np.empty(deepest), np.empty(deepest)
     c = t.constants
+    x, corner = _scratch(t, t.again.shape[1]), _scratch(t, 1)
     for i in range(part.id.size):
         counts_out[0] += 1
         counts_out[1] += part.legal[i]
@@ -280,67 +302,93 @@ def sweep(
             continue
         low_step = 0.0
         if prune:
-            low_step = _step_corner(t, part, i, options, f, b, w, r, lf, lb, lw, lr, cf, cb, cw)
+            place = place_of(t, part.layout[i], part.pp[i])
+            _least_seconds(
+                t, part, i, place, options, corner.tf, corner.tb, corner.tw, corner.tr, corner.low_f, corner.low_b,
+                corner.low_w, corner.low_r, corner.qf, corner.qb, corner.qw,
+            )  # fmt: skip
+            span = _least_span(t, part, i, place, corner.qf, corner.qb, corner.qw, corner)
+            low_step = finish(span, 0.0, _least_update(t, part, i, place), 0.0, c)
             if _beaten(front, options, low_step, lows[i, 1]):
                 continue
-        _sweep_structure(t, part, i, options, constraints, front, prune, low_step, counts_out)
+        _sweep_structure(t, part, i, options, constraints, front, prune, low_step, counts_out, x)
 
 
 @njit(cache=True)
-def _sweep_structure(t, part, i, options, constraints, front, prune, low_step, counts_out):
+def _traffic_terms(options, net, c, place, dense, expert, zero, plain, terms):
+    """Data-parallel traffic of the leading ranks for each ZeRO stage below 3: `plain` [3, 2], gradients and gathers not
+    overlapped (the slowest rank's), and `terms` [3, buckets, leads, 4], total and least of each (compose.bucket_terms)."""
+    for z in range(3):
+        plain[z, 0] = 0.0
+        plain[z, 1] = 0.0
+        if zero[z] < 0:
+            continue
+        for n in range(place.leads.size):
+            d, e = dense[place.leads[n]], expert[place.leads[n]]
+            grad_s, grad_latency = gradient_wire(d, e, z, net, c)
+            gather_s, gather_latency = gather_wire(d, e, z, net, c)
+            plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
+            plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
+            for k in range(options.buckets.size):
+                pieces = pieces_of(c.grad_bytes * (d + e), options.buckets[k])
+                terms[z, k, n, 0], terms[z, k, n, 1] = bucket_terms(grad_s, grad_latency, pieces)
+                terms[z, k, n, 2], terms[z, k, n, 3] = bucket_terms(gather_s, gather_latency, pieces)
+
+
+@njit(cache=True)
+def _sweep_structure(t, part, i, options, constraints, front, prune, low_step, counts_out, x):
     """One structure. `spans`, `wins` are shared by ZeRO 0 and 1, whose pipelines are the same; `least` are the spans of
     each recompute choice under the cheapest flags."""
-    lay = t.layouts[part.layout[i]]
     p, v, m = part.pp[i], part.vpp[i], part.m[i]
-    counts = t.counts[lay[0] : lay[0] + lay[1]]
-    first = t.first[lay[2] : lay[2] + lay[3]]
-    held = t.held[lay[4] : lay[4] + p]
-    chunks = t.chunks[lay[4] : lay[4] + p, : lay[5]]
+    place = place_of(t, part.layout[i], p)
     base, again = t.base[part.row[i]], t.again[part.row[i]]
     net, c = t.nets[part.net[i]], t.constants
     code = part.schedule[i]
     split = splits_backward(code)
-    hop = t.hop_bytes[part.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
-    flying = np.empty((p, lay[5]))
+    flags, zero = part.flags[i], part.zero[i]
+    num_classes, num_leads, num_buckets = place.counts.shape[0], place.leads.size, options.buckets.size
+    flying = np.empty(place.slots.shape)
     in_flight_peak(code, p, v, m, flying)
     dense, expert = np.empty(p), np.empty(p)
-    rank_params(held, base, dense, expert)
+    rank_params(place.held, base, dense, expert)
     least_grads = np.inf
     for rank in range(p):
         least_grads = min(least_grads, (dense[rank] + expert[rank]) * c.grad_bytes)
     fixed = fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES
     num_plain = options.plain.shape[0]
     num = num_plain + part.num_blocks[i]
-    kinds, choices = base.shape[0], again.shape[0]
     moving = np.empty((num, p))
-    saved, live = np.empty(lay[1]), np.empty(lay[1])
+    saved, live = np.empty(num_classes), np.empty(num_classes)
     line = np.empty(NUM_ITEMS)
     for o in range(num):
         choice = options.plain[o, 0] if o < num_plain else 1
         layers = 0 if o < num_plain else options.block_layers[o - num_plain]
-        chunk_bytes(counts, first, layers, again, choice, saved, live)
+        chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
         for rank in range(p):
-            moving[o, rank] = moving_bytes(rank, chunks, flying, saved, live, line)
-    spans = np.full((num, 8), np.nan)
+            moving[o, rank] = moving_bytes(rank, place.slots, flying, saved, live, line)
+    spans, wins = np.full((num, 8), np.nan), np.empty((num * 8 + 1, 2, num_leads))
     least = np.full(num, np.nan)
-    low_f, low_b, low_w, low_r = np.empty(kinds), np.empty(kinds), np.empty(kinds), np.empty((choices, kinds))
-    wins = np.empty((num, 8, 2, p))
-    cf, cb, cw = np.empty(lay[1]), np.empty(lay[1]), np.empty(lay[1])
-    tf, tb, tw = np.empty((4, kinds)), np.empty((4, kinds)), np.empty((4, kinds))
-    tr = np.empty((4, choices, kinds))
+    qf, qb, qw = x.qf[:num_classes], x.qb[:num_classes], x.qw[:num_classes]
     for q in range(4):
-        choose_columns(base, again, q >> 1, q & 1, tf[q], tb[q], tw[q], tr[q])
-    _cheapest(part.flags[i], tf, tb, tw, tr, low_f, low_b, low_w, low_r)
+        choose_columns(base, again, q >> 1, q & 1, x.tf[q], x.tb[q], x.tw[q], x.tr[q])
+    _cheapest(flags, x.tf, x.tb, x.tw, x.tr, x.low_f, x.low_b, x.low_w, x.low_r)
+    plain, terms = np.zeros((4, 2)), np.empty((3, num_buckets, num_leads, 4))
+    _traffic_terms(options, net, c, place, dense, expert, zero, plain, terms)
     held_bytes = np.empty(p)
-    win_f, win_b = np.empty(p), np.empty(p)
+    # Plain locals: looking arrays up in a tuple costs reference counts, which the innermost loop would feel.
+    xs, ys, size, buckets, bucket_ids = front.x, front.y, front.size, options.buckets, options.bucket_ids
+    use_step, use_memory, constrained = options.use_step, options.use_memory, constraints.ends.size > 0
+    last = 0  # the point that beat the last candidate: it often beats the next
+    priced = 0
     for z in range(4):
-        if part.zero[i, z] < 0:
+        if zero[z] < 0:
             continue
-        update = 0.0
         for rank in range(p):
             held_bytes[rank] = static_bytes(
-                rank, held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
+                rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
             )
+        update = 0.0
+        for rank in place.leads:
             update = max(update, update_seconds(dense[rank], expert[rank], z, net, c))
         for o in range(num):
             low = 0.0
@@ -348,7 +396,7 @@ def _sweep_structure(t, part, i, options, constraints, front, prune, low_step, c
                 low = max(low, held_bytes[rank] + moving[o, rank])
             bare = low + (0.0 + fixed)
             if _device(bare, c) > c.capacity_bytes:
-                counts_out[4] += _candidates(part, i, z, options.buckets.size)
+                counts_out[4] += _candidates(part, i, z, num_buckets)
                 continue
             if prune and _beaten(front, options, low_step, bare):
                 continue
@@ -357,93 +405,76 @@ def _sweep_structure(t, part, i, options, constraints, front, prune, low_step, c
             extra = options.plain[o, 1] if o < num_plain else options.block_ids[o - num_plain]
             if prune:
                 if np.isnan(least[o]):
-                    least[o] = np.inf
-                    for pp in range(2):
-                        if part.flags[i, 2, pp] >= 0:
-                            chunk_seconds(
-                                counts, first, layers, choice, low_f, low_b, low_w, low_r, hop, pp == 0, split, 0, 0,
-                                base, net, c, cf, cb, cw,
-                            )  # fmt: skip
-                            least[o] = min(least[o], span_of(code, cf, cb, cw, hop, pp == 0, p, v, m))
+                    chunk_seconds(
+                        place.counts, place.first, layers, choice, x.low_f, x.low_b, x.low_w, x.low_r, split, 0, 0,
+                        base, net, c, qf, qb, qw,
+                    )  # fmt: skip
+                    least[o] = _least_span(t, part, i, place, qf, qb, qw, x)
                 if _beaten(front, options, finish(least[o], 0.0, update, 0.0, c), bare):
                     continue
             for q in range(8):
                 tp, ep, pp = (q >> 2) & 1, (q >> 1) & 1, q & 1
-                if part.flags[i, 0, tp] < 0 or part.flags[i, 1, ep] < 0 or part.flags[i, 2, pp] < 0:
+                if flags[0, tp] < 0 or flags[1, ep] < 0 or flags[2, pp] < 0:
                     continue
-                ident = (
-                    part.id[i] + part.zero[i, z] + extra + part.flags[i, 0, tp] + part.flags[i, 1, ep]
-                    + part.flags[i, 2, pp]
-                )  # fmt: skip
+                ident = part.id[i] + zero[z] + extra + flags[0, tp] + flags[1, ep] + flags[2, pp]
                 g = (tp << 1) | ep
                 for dp in range(2):
-                    if part.flags[i, 3, dp] < 0:
+                    if flags[3, dp] < 0:
                         continue
-                    if z < 2:
-                        if np.isnan(spans[o, q]):
-                            chunk_seconds(
-                                counts, first, layers, choice, tf[g], tb[g], tw[g], tr[g], hop, pp == 0, split, z, dp,
-                                base, net, c, cf, cb, cw,
-                            )  # fmt: skip
-                            spans[o, q] = span_of(code, cf, cb, cw, hop, pp == 0, p, v, m)
-                            rank_windows(chunks, cf, cb, cw, wins[o, q, 0], wins[o, q, 1])
-                        span = spans[o, q]
-                        wf, wb = wins[o, q, 0], wins[o, q, 1]
-                    else:
+                    w = o * 8 + q if z < 2 else num * 8
+                    if z >= 2 or np.isnan(spans[o, q]):
                         chunk_seconds(
-                            counts, first, layers, choice, tf[g], tb[g], tw[g], tr[g], hop, pp == 0, split, z, dp,
-                            base, net, c, cf, cb, cw,
+                            place.counts, place.first, layers, choice, x.tf[g], x.tb[g], x.tw[g], x.tr[g], split, z, dp,
+                            base, net, c, qf, qb, qw,
                         )  # fmt: skip
-                        span = span_of(code, cf, cb, cw, hop, pp == 0, p, v, m)
-                        rank_windows(chunks, cf, cb, cw, win_f, win_b)
-                        wf, wb = win_f, win_b
+                        span = _chunk_span(t, part, i, place, pp == 0, qf, qb, qw, x)
+                        rank_windows(place, qf, qb, qw, wins[w, 0], wins[w, 1])
+                        if z < 2:
+                            spans[o, q] = span
+                    else:
+                        span = spans[o, q]
                     if prune and _beaten(front, options, finish(span, 0.0, update, 0.0, c), bare):
                         continue
-                    last = options.buckets.size if dp == 1 and z < 3 else 1
-                    for n in range(last):
-                        bucket = options.buckets[n] if dp == 1 and z < 3 else 0.0
-                        memory = bare
-                        stage = staging_bytes(bucket, np.inf, dp, z)
-                        if stage > 0.0:
-                            if bucket <= least_grads:
-                                memory = low + (stage + fixed)
-                            else:
-                                memory = 0.0
-                                for rank in range(p):
-                                    grads = (dense[rank] + expert[rank]) * c.grad_bytes
-                                    mine = staging_bytes(bucket, grads, dp, z)
-                                    memory = max(memory, (held_bytes[rank] + moving[o, rank]) + (mine + fixed))
-                            if _device(memory, c) > c.capacity_bytes:
-                                counts_out[4] += 1
-                                continue
-                        exposed = 0.0
-                        gather = 0.0
-                        for rank in range(p):
-                            if rank > 0 and (
-                                wb[rank] == wb[rank - 1] and wf[rank] == wf[rank - 1]
-                                and dense[rank] == dense[rank - 1] and expert[rank] == expert[rank - 1]
-                            ):  # fmt: skip
-                                continue
-                            exposed = max(
-                                exposed, gradient_exposed(dense[rank], expert[rank], wb[rank], z, dp, bucket, net, c)
-                            )
-                            gather = max(
-                                gather, gather_exposed(dense[rank], expert[rank], wf[rank], z, dp, bucket, net, c)
-                            )
+                    bucketed = dp == 1 and z < 3
+                    for k in range(num_buckets if bucketed else 1):
+                        bucket, memory, exposed, gather = 0.0, bare, plain[z, 0], plain[z, 1]
+                        if bucketed:
+                            bucket = buckets[k]
+                            if bucket > 0.0:
+                                if bucket <= least_grads:
+                                    memory = low + (staging_bytes(bucket, least_grads, dp, z) + fixed)
+                                else:
+                                    memory = 0.0
+                                    for rank in range(p):
+                                        grads = (dense[rank] + expert[rank]) * c.grad_bytes
+                                        mine = staging_bytes(bucket, grads, dp, z)
+                                        memory = max(memory, (held_bytes[rank] + moving[o, rank]) + (mine + fixed))
+                                if _device(memory, c) > c.capacity_bytes:
+                                    counts_out[4] += 1
+                                    continue
+                            exposed, gather = 0.0, 0.0
+                            for n in range(num_leads):
+                                exposed = max(exposed, hidden_behind(terms[z, k, n, 0], terms[z, k, n, 1], wins[w, 1, n]))
+                                gather = max(gather, hidden_behind(terms[z, k, n, 2], terms[z, k, n, 3], wins[w, 0, n]))
                         step = finish(span, exposed, update, gather, c)
-                        counts_out[2] += 1
-                        counts_out[3] += 1
-                        if _beaten(front, options, step, memory):
+                        priced += 1
+                        at_x = step if use_step else 0.0
+                        at_y = memory if use_memory else 0.0
+                        if last < size[0] and xs[last] <= at_x and ys[last] < at_y:
                             continue
-                        if constraints.ends.size:
+                        by = beater(xs, ys, size[0], at_x, at_y)
+                        if by >= 0:
+                            last = by
+                            continue
+                        if constrained:
                             _derive(constraints, c, step, memory)
                             _fill(constraints, i, layers, z, tp, ep, pp, dp, bucket, options, o, num_plain)
                             if not _passes(constraints):
                                 continue
-                        key = ident + part.flags[i, 3, dp] + (options.bucket_ids[n] if dp == 1 and z < 3 else 0)
-                        insert(
-                            front, step if options.use_step else 0.0, memory if options.use_memory else 0.0, key
-                        )
+                        key = ident + flags[3, dp] + (bucket_ids[k] if bucketed else 0)
+                        insert(front, at_x, at_y, key)
+    counts_out[2] += priced
+    counts_out[3] += priced
 
 
 @njit(cache=True)

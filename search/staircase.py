@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = ["Staircase", "insert", "is_beaten", "new_staircase"]
+__all__ = ["Staircase", "beater", "insert", "is_beaten", "new_staircase"]
 
 CAPACITY = 1 << 17  # points; a front of 10^4 is large, and 3 MB are cheap
 
@@ -50,10 +50,16 @@ def _last_at_most(xs, n, x):
 
 
 @njit(cache=True)
+def beater(xs, ys, n, x, y):
+    """Index of a point of a staircase that is nowhere worse than (x, y) and somewhere better, or -1."""
+    i = _last_at_most(xs, n, x)
+    return i if i >= 0 and (ys[i] < y or (ys[i] == y and xs[i] < x)) else -1
+
+
+@njit(cache=True)
 def is_beaten(front, x, y):
     """Whether a point of the front is nowhere worse than (x, y) and somewhere better."""
-    i = _last_at_most(front.x, front.size[0], x)
-    return i >= 0 and (front.y[i] < y or (front.y[i] == y and front.x[i] < x))
+    return beater(front.x, front.y, front.size[0], x, y) >= 0
 
 
 @njit(cache=True)

@@ -19,7 +19,9 @@ __all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "by_priority", "price"]
 
 MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
-KERNEL_S = 2e-6  # ramp-up and drain of one kernel on the device; assumption: a null kernel takes about 2 us on A100/H100
+KERNEL_S = (
+    2e-6  # ramp-up and drain of one kernel on the device; assumption: a null kernel takes about 2 us on A100/H100
+)
 
 
 class Price(NamedTuple):
@@ -102,9 +104,7 @@ def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
     return tuple(sorted(backends, key=lambda b: -b.priority))
 
 
-def price(
-    op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()
-) -> Price:
+def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()) -> Price:
     """Price of one op of `block`, from the first of `backends` (none given: by priority) that covers it."""
     amount = work(op, block, recipe)
     for backend in backends or by_priority(BACKENDS):  # a plain loop: called for every op of a price row

@@ -25,7 +25,9 @@ from hardware.system import SystemSpec
 __all__ = ["Again", "Base", "PriceTable", "price_table"]
 
 SLOWDOWN = 0.15  # share of a chip that hidden traffic takes: 20 of 132 SMs (DeepSeek-V3, arXiv:2412.19437, sec. 3.2.2)
-TP_CHUNKS = 4  # pieces of a GEMM overlapped with its collective; the first piece is exposed (Transformer Engine splits by 4)
+TP_CHUNKS = (
+    4  # pieces of a GEMM overlapped with its collective; the first piece is exposed (Transformer Engine splits by 4)
+)
 
 
 class Base(IntEnum):
@@ -134,9 +136,7 @@ class _Pricer:
             out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
         return out
 
-    def again(
-        self, block: Block, priced: dict[str, Price], kept_all: Array, transient: Array
-    ) -> dict[Again, Array]:
+    def again(self, block: Block, priced: dict[str, Price], kept_all: Array, transient: Array) -> dict[Again, Array]:
         """Columns of one recompute choice; an op that runs again costs what its first run did."""
         phase = self._phase(block, Phase.RECOMPUTE, priced)
         out: dict[Again, Array] = {Again(i): value for i, value in enumerate(phase.seconds())}

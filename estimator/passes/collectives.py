@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from estimator.graph import Block, OpGraph
-from estimator.op import Array, Traffic, Group, Op, OpKind, product
+from estimator.op import Array, Group, Op, OpKind, Traffic, product
 from estimator.passes.shard import CORE_KINDS, TENSOR_PARALLEL
 from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import ContextParallel, Strategy

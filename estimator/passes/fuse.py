@@ -27,7 +27,8 @@ def fuse(graph: OpGraph, fusion: frozenset[Fusion]) -> OpGraph:
 
 def _flash_attention(block: Block) -> Block:
     """Scores, softmax and context become one kernel that keeps q, k, v, the output and a log-sum-exp per row and head
-    (Dao 2023, arXiv:2307.08691)."""
+    (Dao 2023, arXiv:2307.08691).
+    """
     ops = {op.kind: op for op in block.ops}
     if OpKind.SCORES not in ops:
         return block
@@ -44,8 +45,6 @@ def _flash_attention(block: Block) -> Block:
     gone = {OpKind.SCORES, OpKind.SOFTMAX}
     kept = tuple(fused if op.kind is OpKind.CONTEXT else op for op in block.ops if op.kind not in gone)
     return block.with_ops(kept, {lse: Tensor((batch, query, heads), Role.FULL)})
-
-
 
 
 def _fused_norm(block: Block) -> Block:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from estimator.graph import Block, OpGraph
 from estimator.op import Op, OpKind, Phase
 from estimator.precision import PrecisionRecipe, Role

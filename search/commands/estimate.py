@@ -48,7 +48,7 @@ def remedy_lines(found: Sequence[Remedy], capacity_bytes: float) -> list[str]:
     """What would make it fit, fastest first; or how close it can be brought."""
     if not found:
         return ["no single change of this configuration is legal and smaller; try more chips or another system"]
-    lines = ["what would make it fit, fastest first:"] if found[0].fits else ["closest that changes of it come:"]
+    lines = ["what would make it fit, fastest first:"] if found[0].fits else ["the closest that changes bring it:"]
     for remedy in found:
         over = remedy.device_memory_bytes - capacity_bytes
         short = "" if remedy.fits else f", still {format_bytes(over)} too much"

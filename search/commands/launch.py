@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
 from search.commands.runs import find_run, space_of
-from search.commands.why import closest_lines, counts_line, rejections_of
+from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.launch import LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
 from search.space import Sampler, Space, SpaceError, load_space
+from search.sweep import prepare
+from search.trials import closest_to_feasible
 
 __all__ = ["run", "run_resume"]
 
@@ -79,13 +81,16 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
         with watching() as watcher:
             folder = work(watcher)
     except KeyboardInterrupt as stop:
-        _say([f"interrupted; go on with: search resume {shlex.quote(str(getattr(stop, 'run', 'latest')))}"])
+        if not hasattr(stop, "run"):  # before there was one
+            raise
+        _say([f"interrupted; go on with: search resume {shlex.quote(str(stop.run))}"])
         return INTERRUPTED
     except PoolError as error:
         raise ValueError(str(error)) from error
     except NothingFeasible as error:
-        _nothing(args, error)
-        return NOTHING_FEASIBLE
+        return _nothing(args, space, error.run, error.closest)
+    if not len(folder.read_front()):  # resumed after it had ended so
+        return _nothing(args, space, folder.path, closest_to_feasible(prepare(space)))
     _ended(args, space, folder)
     return 0
 
@@ -117,11 +122,13 @@ def _understood(space: Space, place: str) -> list[str]:
 def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     front, reference, manifest = folder.read_front(), folder.read_reference(), folder.manifest
     objectives = [objective.column for objective in space.objectives]
-    lines = [front_table(front, objectives, reference=reference, top=TOP).rstrip(), ""]
+    order, marks = ranked(front, objectives)
+    shown = front.take(_spread(order, len(marks)))
+    *table, _ = front_table(shown, objectives, reference=reference).splitlines()
+    lines = [*table, f"{len(shown)} of {len(front)} points of the front, from end to end", ""]
     lines += hanging("candidates: ", counts_line(manifest["counts"]))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
-    first = int(front["id"][ranked(front, objectives)[0][0]]) if len(front) else None
-    lines += _next(folder.path, first)
+    lines += _next(folder.path, int(front["id"][order[0]]))
     data = {
         "run": str(folder.path),
         "state": manifest["state"],
@@ -134,21 +141,36 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     answer(args, text="\n".join(lines) + "\n", data=data)
 
 
-def _next(path: Path, first: int | None) -> list[str]:
+def _spread(order: Sequence[int], num_marked: int) -> list[int]:
+    """The best and the knee, and of the others as many as there is room for, evenly spaced: neighbours look alike."""
+    marked, others = list(order[:num_marked]), list(order[num_marked:])
+    room = min(max(TOP - num_marked, 0), len(others))
+    return marked + [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
+
+
+def _next(path: Path, first: int) -> list[str]:
     run_name = shlex.quote(str(path))
-    point = f"{run_name}:{first}" if first is not None else f"{run_name}:ID"
     return [
         "next:",
         f"  search show {run_name}",
-        f"  search estimate {point}",
+        f"  search estimate {run_name}:{first}",
         f"  search why {run_name}",
         f"  search plan {run_name} --tokens {TOKENS}",
     ]
 
 
-def _nothing(args: argparse.Namespace, error: NothingFeasible) -> None:
-    rejections = rejections_of(error.reasons, {})
-    lines = ["nothing is feasible", rejection_table(rejections).rstrip(), *closest_lines(error.closest)]
-    lines.append(f"examples of each rule: search why {shlex.quote(str(error.run))}")
-    data: dict[str, Any] = {"run": str(error.run), "rows": [], "reasons": error.reasons, "closest": error.closest}
+def _nothing(args: argparse.Namespace, space: Space, run: Path, closest: list[dict[str, Any]]) -> int:
+    """Why nothing is feasible, what comes closest, and what would make that fit."""
+    rejections = RunFolder.open(run).read_rejections()
+    remedy = closest_remedies(space, closest)
+    lines = ["nothing is feasible", rejection_table(rejections).rstrip(), *closest_lines(closest, remedy)]
+    lines.append(f"the run is {run}")
+    data = {
+        "run": str(run),
+        "rows": [],
+        "rejections": list(rejections.rows()),
+        "closest": closest,
+        "remedies": [one.as_dict() for one in remedy],
+    }
     answer(args, text="\n".join(lines) + "\n", data=data)
+    return NOTHING_FEASIBLE

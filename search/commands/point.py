@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,7 +25,7 @@ from search.axes import axis_values
 from search.commands.runs import find_run, space_of
 from search.space import Space, SpaceError, load_space, parse_space
 
-__all__ = ["Point", "model_line", "read_point", "split_run"]
+__all__ = ["Point", "model_line", "read_point", "split_run", "system_of_row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,16 @@ def split_run(target: str) -> tuple[RunFolder, str] | None:
     return find_run(name), row
 
 
+def system_of_row(space: Space, row: Mapping[str, Any]) -> SystemSpec:
+    """The system that a row is on; its chips are what its degrees multiply to."""
+    chips = math.prod(int(row[name]) for name in ("tp", "cp", "pp", "dp"))
+    named = [system for system in space.systems if system.name == row["system"]]
+    exact = [system for system in named if system.num_chips == chips]
+    if not named:
+        raise ValueError(f"{space.name}: no system is called {row['system']!r}, on which the run has a row")
+    return (exact or named)[0]
+
+
 def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> Point:
     """The configuration that `CONFIG` or `RUN:ID` means."""
     parts = split_run(target)
@@ -112,11 +123,8 @@ def _narrowed(folder: RunFolder, row_id: str) -> Space:
     """The space of a run with the axes of one row: of its front, of what else it kept, or a reference by name."""
     row = _row(folder, row_id)
     space = space_of(folder)
-    systems = [s for s in space.systems if s.name == row["system"] and s.num_chips == row["num_gpus"]]
-    if not systems:
-        raise ValueError(f"{folder.path}: row {row_id} is on {row['system']}, which its space does not have")
     axes = {name: (value,) for name, value in axis_values(strategy_at(row)).items()}
-    return replace(space, axes=axes, systems=(systems[0],), constraints=(), references={})
+    return replace(space, axes=axes, systems=(system_of_row(space, row),), constraints=(), references={})
 
 
 def _row(folder: RunFolder, row_id: str) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from hardware.units import format_count, format_seconds
 from results.report.text import format_cell
@@ -15,39 +15,26 @@ from results.report.text import format_cell
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = ["Lines", "LiveBar", "State", "progress_line", "watching"]
+    from search.launch import Update
+
+__all__ = ["Lines", "LiveBar", "progress_line", "watching"]
 
 INTERVAL_S = 2.0
 
 
-class State(Protocol):
-    """What is told: `search.launch.Update`."""
-
-    @property
-    def structures_done(self) -> int: ...  # noqa: D102
-    @property
-    def structures(self) -> int: ...  # noqa: D102
-    @property
-    def candidates_done(self) -> int: ...  # noqa: D102
-    @property
-    def legal(self) -> int: ...  # noqa: D102
-    @property
-    def seconds(self) -> float: ...  # noqa: D102
-    @property
-    def front_size(self) -> int: ...  # noqa: D102
-    @property
-    def best(self) -> Mapping[str, float]: ...  # noqa: D102
-
-
-def progress_line(state: State) -> str:
-    """Share done, rate, time left, front and best so far, on one line."""
+def progress_line(state: Update, since: Update | None = None) -> str:
+    """Share done, rate since an earlier state and time left once known, front and best so far, on one line."""
     share = state.candidates_done / state.legal if state.legal else 1.0
-    rate = state.candidates_done / state.seconds if state.seconds > 0 else 0.0
-    left = (state.legal - state.candidates_done) / rate if rate else float("inf")
+    covered, seconds = state.candidates_done, state.seconds
+    if since is not None:  # what a warm-up or an earlier process covered says nothing of the rate now
+        covered, seconds = covered - since.candidates_done, seconds - since.seconds
+    pace = []
+    if covered > 0 and seconds > 0:
+        left_s = (state.legal - state.candidates_done) * seconds / covered
+        pace = [f"{format_count(round(covered / seconds))}/s", f"{format_seconds(left_s)} left"]
     parts = [
-        f"{share:.0%} of {format_count(state.legal)} candidates",
-        f"{format_count(round(rate))}/s",
-        f"{format_seconds(left)} left" if left < float("inf") else "- left",
+        f"{share:.1%} of {format_count(state.legal)} candidates",
+        *pace,
         f"front {state.front_size}",
         *(f"best {name} {format_cell(name, value)}" for name, value in state.best.items()),
     ]
@@ -59,17 +46,19 @@ class Lines:
 
     def __init__(self) -> None:
         self._next_s = 0.0
+        self._first: Update | None = None
 
     def phase(self, text: str) -> None:
         """Says what starts now."""
         print(text, file=sys.stderr, flush=True)
 
-    def update(self, state: State) -> None:
+    def update(self, state: Update) -> None:
         """Says how far it is, if it is time to."""
+        self._first = self._first or state
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + INTERVAL_S
-            print(progress_line(state), file=sys.stderr, flush=True)
+            print(progress_line(state, self._first), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -90,16 +79,17 @@ class LiveBar:
             BarColumn(bar_width=24), text, console=Console(stderr=True), transient=True, refresh_per_second=8
         )
         self._task = self._bar.add_task("", total=None)
+        self._first: Update | None = None
 
     def phase(self, text: str) -> None:
         """Says what starts now."""
         self._bar.update(self._task, description=text)
 
-    def update(self, state: State) -> None:
+    def update(self, state: Update) -> None:
         """Moves the bar."""
-        self._bar.update(
-            self._task, total=max(state.legal, 1), completed=state.candidates_done, description=progress_line(state)
-        )
+        self._first = self._first or state
+        line = progress_line(state, self._first)
+        self._bar.update(self._task, total=max(state.legal, 1), completed=state.candidates_done, description=line)
 
     def __enter__(self) -> Self:
         self._bar.start()

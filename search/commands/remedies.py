@@ -1,6 +1,6 @@
 """What would make a configuration fit in memory: neighbours that change one choice, else several, each evaluated.
 
-Model, system, batch and numerics stay as they are.
+Model, chip, batch and numerics stay as they are; more chips are the last resort.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = ["Remedy", "remedies"]
 
 MAX_CHANGES = 4
 PAIRS = 2  # up to so many changes every combination is tried; beyond, only what takes the least memory so far
+MAX_DOUBLINGS = 8
 SHORT = 2  # tokens; which modules a model has does not depend on the sequence
 
 
@@ -42,33 +43,49 @@ class Remedy:
 
 
 def remedies(point: Point, *, top: int = 3) -> list[Remedy]:
-    """The fastest of those that fit with the fewest changes; where none does, the one that comes closest."""
-    tried: dict[Strategy, Remedy | None] = {point.strategy: None}
+    """The fastest of those that fit with the fewest changes; else the closest, on more chips if it fits there."""
+    tried = {point.strategy}
     level: list[tuple[tuple[str, ...], Strategy]] = [((), point.strategy)]
     closest: Remedy | None = None
     for number in range(1, MAX_CHANGES + 1):
         found = [remedy for before in level for remedy in _changed(point, *before, tried)]
-        fitting = sorted((r for r in found if r.fits), key=lambda r: (r.step_time_s, r.change))
-        if fitting:
+        if fitting := _fastest(found):
             return fitting[:top]
         found.sort(key=lambda r: (r.device_memory_bytes, r.change))
         if not found or (closest is not None and found[0].device_memory_bytes >= closest.device_memory_bytes):
             break
         closest = found[0]
         level = [(r.changes, r.strategy) for r in (found if number < PAIRS else found[:1])]
-    return [closest] if closest else []
+    if closest is None:
+        return []
+    return _with_more_chips(point, closest)[:top] or [closest]
 
 
-def _changed(
-    point: Point, before: tuple[str, ...], strategy: Strategy, tried: dict[Strategy, Remedy | None]
-) -> Iterator[Remedy]:
+def _with_more_chips(point: Point, closest: Remedy) -> list[Remedy]:
+    """What fits on the fewest chips, in doublings: the closest as it is, or with one more change."""
+    for doublings in range(1, MAX_DOUBLINGS + 1):
+        num_chips = point.system.num_chips * 2**doublings
+        larger = replace(point, system=point.system.with_chips(num_chips))
+        changes = (*closest.changes, f"num_chips {num_chips}")
+        same = _try(larger, changes, closest.strategy)
+        found = [*([same] if same else []), *_changed(larger, changes, closest.strategy, set())]
+        if fitting := _fastest(found):
+            return fitting
+    return []
+
+
+def _fastest(found: list[Remedy]) -> list[Remedy]:
+    return sorted((r for r in found if r.fits), key=lambda r: (r.step_time_s, r.change))
+
+
+def _changed(point: Point, before: tuple[str, ...], strategy: Strategy, tried: set[Strategy]) -> Iterator[Remedy]:
     """Neighbours of a strategy that are legal and new; of two changes to one choice the later one counts."""
     for change, other in neighbours(point, strategy):
         if other in tried:
             continue
         kept = tuple(text for text in before if text.split()[0] != change.split()[0])
-        tried[other] = _try(point, (*kept, change), other)
-        if (remedy := tried[other]) is not None:
+        tried.add(other)
+        if (remedy := _try(point, (*kept, change), other)) is not None:
             yield remedy
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from estimator.strategy import Strategy
-from hardware.system import SystemSpec
 from hardware.units import format_bytes, format_count
 from results.report import rejection_table
 from results.report.text import clip, hanging
@@ -17,13 +15,16 @@ from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer
 from search.commands.estimate import remedy_lines
-from search.commands.point import Point, read_point, split_run
-from search.commands.remedies import remedies
-from search.commands.rows import json_row, summary
+from search.commands.point import Point, read_point, split_run, system_of_row
+from search.commands.remedies import Remedy, remedies
+from search.commands.rows import json_rows, summary
 from search.commands.runs import find_run, space_of
 from search.space import Space, load_space
+from search.structures import enumerate_space
+from search.sweep import prepare
+from search.trials import closest_to_feasible
 
-__all__ = ["closest_lines", "counts_line", "rejections_of", "run"]
+__all__ = ["closest_lines", "closest_remedies", "counts_line", "rejections_of", "run"]
 
 COUNTS = (
     ("raw", "points"),
@@ -61,64 +62,74 @@ def counts_line(counts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def closest_lines(closest: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The candidates that come closest to fitting, each with what would make it fit."""
-    lines = ["closest to fitting:"] if closest else []
-    for row in closest:
-        needs = f"{format_bytes(row['device_memory_bytes'])} of {format_bytes(row['capacity_bytes'])}"
-        lines += hanging("  ", f"{_degrees(row)}: {needs}, {format_bytes(row['short_by_bytes'])} too much")
-        lines += hanging("    ", clip(str(row["remedy"]), 300)) if row.get("remedy") else []
+def closest_remedies(space: Space, closest: Sequence[Mapping[str, Any]]) -> list[Remedy]:
+    """What would make the first of the closest fit, where memory is what it lacks; no axis limits it."""
+    if not closest or not closest[0]["short_by_bytes"]:
+        return []
+    return remedies(_point(space, closest[0], "closest"))
+
+
+def closest_lines(closest: Sequence[Mapping[str, Any]], found: Sequence[Remedy]) -> list[str]:
+    """The candidates that come closest, each with what stands in its way, and remedies for the first."""
+    told = dict.fromkeys((f"{_degrees(row)}; {_needs(row)}", row["remedy"]) for row in closest)
+    lines = ["", "closest:"] if closest else []
+    for text, remedy in told:
+        lines += [*hanging("  ", text), *hanging("    ", remedy)]
+    if found:
+        header, *rest = remedy_lines(found, closest[0]["capacity_bytes"])
+        lines += [f"for the first of them, {header}", *rest]
     return lines
 
 
+def _needs(row: Mapping[str, Any]) -> str:
+    return f"{format_bytes(row['device_memory_bytes'])} of {format_bytes(row['capacity_bytes'])}"
+
+
 def _degrees(row: Mapping[str, Any]) -> str:
-    shown = ("tp", "cp", "pp", "ep", "etp", "vpp", "dp", "micro_batch", "zero_stage", "schedule", "recompute")
-    return ", ".join(f"{name} {row[name]}" for name in shown if name in row and row[name] != 1)
+    """A configuration without what depends on more than its strategy."""
+    degrees = [f"{name} {row[name]}" for name in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp") if row[name] != 1]
+    rest = [f"{name} {row[name]}" for name in ("micro_batch", "zero_stage", "recompute")]
+    return ", ".join([*degrees, row["schedule"], *rest, f"on {row['system']}"])
 
 
 def _why_run(args: argparse.Namespace, folder: RunFolder) -> int:
-    manifest = folder.manifest
-    rejections = folder.read_rejections()
-    closest = manifest.get("closest") or []
-    lines = [f"run {folder.path}, {folder.state}", *hanging("", counts_line(manifest["counts"])), ""]
-    lines += [rejection_table(rejections).rstrip(), *closest_lines(closest)]
-    infeasible = [row for row in folder.read_reference().rows() if not row["feasible"]]
-    for row in infeasible:
-        lines += ["", *hanging(f"reference {clip(row['name'])}: ", row["reason"]), *_remedies_of(folder, row)]
+    counts, space = folder.manifest["counts"], space_of(folder)
+    rejections, infeasible = folder.read_rejections(), folder.read_reference()
+    infeasible = infeasible.where(~infeasible["feasible"])
+    closest = [] if len(folder.read_front()) else closest_to_feasible(prepare(space))
+    found = closest_remedies(space, closest)
+    lines = [f"run {folder.path}, {folder.state}", counts_line(counts), "", rejection_table(rejections).rstrip()]
+    lines += closest_lines(closest, found)
+    for row in infeasible.rows():
+        lines += ["", *hanging(f"reference {clip(row['name'])} is not feasible: ", row["reason"])]
+        if row["reason"] == "memory":
+            point = _point(space, row, row["name"])
+            lines += remedy_lines(remedies(point), point.system.usable_hbm_bytes)
     data = {
         "run": str(folder.path),
-        "counts": manifest["counts"],
+        "counts": counts,
         "rejections": list(rejections.rows()),
         "closest": closest,
-        "reference": [json_row(row) for row in infeasible],
+        "remedies": [remedy.as_dict() for remedy in found],
+        "reference": json_rows(infeasible),
     }
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
 
 
-def _remedies_of(folder: RunFolder, row: Mapping[str, Any]) -> list[str]:
-    """What would make a reference point of a run fit, where memory is what it lacks."""
-    if row["reason"] != "memory":
-        return []
-    space = space_of(folder)
-    (system,) = [s for s in space.systems if s.name == row["system"] and s.num_chips == row["num_gpus"]][:1]
-    point = _point(space, row["name"], strategy_at(row), system)
-    return remedy_lines(remedies(point), system.usable_hbm_bytes)
-
-
-def _point(space: Space, name: str, strategy: Strategy, system: SystemSpec) -> Point:
-    return Point(name=name, model=space.model, system=system, workload=space.workload, strategy=strategy)
+def _point(space: Space, row: Mapping[str, Any], name: str) -> Point:
+    """A row of a run as a point of its space."""
+    system = system_of_row(space, row)
+    return Point(name=name, model=space.model, system=system, workload=space.workload, strategy=strategy_at(row))
 
 
 def _why_space(args: argparse.Namespace, space: Space) -> int:
-    from search.structures import enumerate_space
-
     found = enumerate_space(space)
     counts = {"raw": space.raw_size, "legal": found.legal}
     rejections = rejections_of(found.by_rule, found.examples)
     text = f"{space.name}: {counts_line(counts)}\n{rejection_table(rejections)}"
     text += f"what memory rejects, a run tells: search launch {args.target}\n"
-    data = {"space": space.name, "counts": counts, "rejections": list(rejections.rows()), "closest": []}
+    data = {"space": space.name, "counts": counts, "rejections": list(rejections.rows()), "closest": [], "remedies": []}
     answer(args, text=text, data=data)
     return 0
 

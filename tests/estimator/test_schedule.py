@@ -67,6 +67,19 @@ def test_dualpipe_has_its_published_bubble_where_forward_and_backward_are_equal(
     assert bubble(Schedule.DUALPIPE, p, m, 1, (f, b, w)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 6), (4, 8), (8, 20)])
+def test_dualpipe_overlaps_and_splits_as_its_eight_steps_say(p: int, m: int) -> None:
+    for rank, items in enumerate(order(Schedule.DUALPIPE, p, m)):
+        depth = min(rank, p - 1 - rank)
+        inner = p // 2 - 1 - depth
+        middle = inner == 0  # runs its first pair as two passes
+        pairs = 2 * (m // 2 - p + depth + 1) + inner - middle
+        split = inner + (depth + 1) + inner  # steps 3, 6 (half of it) and 7
+        kinds = Counter(item.kind for item in items)
+        assert (kinds[Kind.PAIR], kinds[Kind.B], kinds[Kind.W]) == (pairs, split, split)
+        assert (kinds[Kind.F], kinds[Kind.BW]) == (m - pairs, m - pairs - split)
+
+
 def test_dualpipe_misses_its_published_bubble_where_forward_is_longer() -> None:
     # modelling.md's trap: 7.5 by formula, 9.0 by step order.
     assert bubble(Schedule.DUALPIPE, 8, 32, 1, (1.5, 1.0, 1.0)) == pytest.approx(9.0)

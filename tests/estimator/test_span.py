@@ -73,6 +73,13 @@ def test_heavy_first_and_last_stages_are_exact_or_close(shape: Shape) -> None:
         assert abs(error(shape, f, b, w, hop)) < (EXACT if is_exact(shape, hop) else CLOSE)
 
 
+@pytest.mark.parametrize("m", [4, 5, 6, 7])
+def test_a_slow_first_stage_is_exact_with_few_micro_batches(m: int) -> None:
+    f, b, w = np.ones((3, 4))
+    f[0], b[0], f[3], b[3] = 3.0, 5.0, 0.2, 0.3
+    assert abs(error((Schedule.ONE_F_ONE_B, 4, m, 1), f, b, w, 0.0)) < EXACT
+
+
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_span_never_falls_when_a_time_grows(data: st.DataObject) -> None:

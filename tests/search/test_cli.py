@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")
 TOO_LARGE = (
     "--set", "reference.fully_sharded.zero_stage=0", "--set", "reference.fully_sharded.recompute=none",
 )  # fmt: skip
+
+
+_ON_EIGHT_CHIPS = [
+    "system={cluster: dgx_h800, num_chips: 8}", "workload.global_batch=64", "reference.published.pp=1",
+    "reference.published.ep=8", "reference.published.schedule=1f1b", "reference.published.overlap={dp: 1}",
+]  # fmt: skip
 
 
 def python(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -475,10 +482,17 @@ def test_remedies_combine_changes_where_no_single_one_is_enough():
     assert not any(remedy.strategy in singles for remedy in found)
 
 
-def test_the_closest_is_told_where_no_remedy_is_enough():
-    sets = ["system={cluster: dgx_h800, num_chips: 8}", "workload.global_batch=64", "reference.published.pp=1"]
-    sets += [f"reference.published.{text}" for text in ("ep=8", "schedule=1f1b", "overlap.ep=0", "overlap.pp=0")]
-    (closest,) = remedies.remedies(read_point("deepseek_v3", "published", sets))
+def test_more_chips_are_the_last_resort():
+    point = read_point("deepseek_v3", "published", _ON_EIGHT_CHIPS)
+    found = remedies.remedies(point)
+    (number,) = {text for remedy in found for text in remedy.changes if text.startswith("num_chips")}
+    larger = replace(point, system=point.system.with_chips(int(number.split()[1])))
+    assert all(larger.evaluate(remedy.strategy).feasible for remedy in found)
+
+
+def test_the_closest_is_told_where_no_remedy_is_enough(monkeypatch):
+    monkeypatch.setattr(remedies, "MAX_DOUBLINGS", 1)
+    (closest,) = remedies.remedies(read_point("deepseek_v3", "published", _ON_EIGHT_CHIPS))
     assert not closest.fits
 
 
@@ -508,7 +522,7 @@ def test_ops_are_listed_on_demand(search):
 
 def test_why_counts_what_each_rule_rejected_in_a_run(search, small_run):
     data = json.loads(search("why", "latest", "--json").out)
-    assert data.keys() == {"run", "counts", "rejections", "closest", "reference"}
+    assert data.keys() == {"run", "counts", "rejections", "closest", "remedies", "reference"}
     assert {row["rule"]: row["count"] for row in data["rejections"]} == {"constraint": 192, "memory": 100}
     text = search("why", "small").out
     assert "tp * pp <= 16" in text

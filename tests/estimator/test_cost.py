@@ -1,0 +1,185 @@
+"""Prices of single ops: the tile model, the roofline, and the bounds that no price may cross."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator.cost.price import BACKENDS, KERNEL_S, MEMORY_TRAFFIC, Roofline, TileModel, price
+from estimator.cost.table import SLOWDOWN, TP_CHUNKS, Again, Base
+from estimator.cost.work import work
+from estimator.graph import Block, BlockKind
+from estimator.op import Axis, Component, Dim, Op, OpKind, Phase
+from estimator.precision import RECIPES, recipe
+from estimator.strategy import ContextParallel, Strategy
+from hardware import catalog
+from tests.estimator.cases import DEEPSEEK, FULL, LLAMA, MIXTRAL, TINY, again, base, block, h100, lowered, named
+
+CHIPS = [catalog.chip(name) for name in catalog.chip_names()]
+H100 = catalog.chip("h100-80g-sxm")
+BF16 = recipe("bf16")
+EMPTY = Block(kind=BlockKind.DENSE, ops=(), tensors={}, input="")
+sizes = st.integers(1, 20_000).map(float)
+
+
+def gemm(m, k, n, groups=None):
+    dims = tuple(Dim(float(x), Axis.HIDDEN) for x in ((m, k, n) if groups is None else (groups, groups * m, k, n)))
+    kind = OpKind.MATMUL if groups is None else OpKind.GROUPED_MATMUL
+    return Op(name="gemm", kind=kind, component=Component.MLP, dims=dims)
+
+
+def seconds(op, chip=H100, r=BF16):
+    return price(op, EMPTY, chip, r)
+
+
+@given(sizes, sizes, sizes, st.sampled_from([c for c in CHIPS if BF16.gemm in c.matrix_flops_per_s]))
+def test_a_matrix_product_is_never_above_peak_nor_above_bandwidth(m, k, n, chip):
+    p = seconds(gemm(m, k, n), chip)
+    assert p.seconds >= 2 * m * k * n / chip.peak(BF16.gemm)
+    assert p.seconds >= 2 * (m * k + k * n + m * n) / chip.hbm_bytes_per_s
+
+
+@given(sizes, sizes, sizes, st.integers(0, 2), st.integers(1, 500))
+def test_a_matrix_product_takes_no_less_time_when_any_size_grows(m, k, n, which, by):
+    larger = [m, k, n]
+    larger[which] += by
+    assert seconds(gemm(*larger)).seconds >= seconds(gemm(m, k, n)).seconds
+
+
+@given(st.integers(1, 64), sizes, sizes, sizes)
+def test_grouped_products_take_no_less_time_with_more_groups_and_more_than_one_product(groups, m, k, n):
+    one = seconds(gemm(m, k, n, groups)).compute_s
+    assert seconds(gemm(m, k, n, groups + 1)).compute_s >= one
+    assert seconds(gemm(m, k, n, 1)).compute_s == pytest.approx(TileModel.GROUPED * seconds(gemm(m, k, n)).compute_s)
+
+
+def test_a_large_product_takes_whole_waves_of_tiles():
+    """4096^3 on 132 multiprocessors: 1024 tiles in 8 waves, each tile 2 * 128^2 * (4096 + 128) FLOPs."""
+    rate = H100.peak(BF16.gemm) * H100.gemm_efficiency[BF16.gemm] / 132
+    want = math.ceil(1024 / 132) * 2 * 128**2 * (4096 + 128) * H100.gemm_slowdown / rate
+    assert seconds(gemm(4096, 4096, 4096)).compute_s == pytest.approx(want, rel=1e-14)
+
+
+def test_one_tile_more_than_a_wave_costs_a_wave():
+    full, more = gemm(128, 8192, 128 * 132), gemm(128, 8192, 128 * 132 + 1)
+    assert seconds(more).compute_s == pytest.approx(2 * seconds(full).compute_s, rel=1e-14)
+
+
+def test_few_tiles_split_k_at_most_four_ways():
+    half, quarter, tiny = (gemm(128, 8192, 128 * tiles) for tiles in (66, 33, 1))
+    full = seconds(gemm(128, 8192, 128 * 132)).compute_s
+    assert seconds(half).compute_s == pytest.approx(full / 2, rel=1e-14)
+    assert seconds(quarter).compute_s == pytest.approx(full / 4, rel=1e-14)
+    assert seconds(tiny).compute_s == seconds(quarter).compute_s
+
+
+def test_a_price_is_the_slower_of_arithmetic_and_memory_and_a_kernels_ramp():
+    p = seconds(gemm(1, 8192, 8192))
+    assert p.seconds == max(p.compute_s, p.memory_s) + KERNEL_S
+    assert p.memory_s == 2 * (8192 + 8192**2 + 8192) / (H100.hbm_bytes_per_s * H100.hbm_efficiency)
+
+
+@pytest.mark.parametrize("model", TINY, ids=lambda m: m.name)
+@pytest.mark.parametrize("precision", sorted(RECIPES))
+def test_no_op_of_any_model_beats_the_roofline(model, precision):
+    r = recipe(precision)
+    chip = catalog.chip("h800-80g-sxm")
+    for b in lowered(model, Strategy(precision=precision)).blocks.values():
+        for op in (op for op in b.ops if op.kind is not OpKind.COLLECTIVE):
+            p, amount = price(op, b, chip, r), work(op, b, r)
+            engine = chip.peak(amount.dtype) if amount.matrix else chip.vector_flops_per_s[amount.dtype]
+            assert p.seconds >= amount.flops / engine
+            assert p.seconds >= amount.nbytes / chip.hbm_bytes_per_s
+
+
+def test_streaming_ops_move_their_tensors_and_what_kernels_move_besides():
+    b = block(LLAMA, BlockKind.DENSE)
+    p = price(named(b, "attention.residual"), b, H100, BF16)
+    three = 3 * 2048 * LLAMA.hidden * 2
+    assert p.memory_s == pytest.approx(three * MEMORY_TRAFFIC / (H100.hbm_bytes_per_s * H100.hbm_efficiency), rel=1e-14)
+
+
+def test_attention_runs_at_the_chips_attention_efficiency():
+    b = block(LLAMA, BlockKind.DENSE, seq=8192)
+    op = named(b, "attention.core")
+    flops = 8192 * 8192 * LLAMA.num_heads * 2 * LLAMA.head_dim
+    assert price(op, b, H100, BF16).compute_s == flops / (H100.peak(BF16.attention) * H100.attention_efficiency)
+
+
+def test_every_price_says_who_gave_it():
+    b = block(LLAMA, BlockKind.DENSE)
+    assert price(named(b, "mlp.up_proj"), b, H100, BF16).source == "tile"
+    assert price(named(b, "attention.core"), b, H100, BF16).source == "roofline"
+    parts = [base(LLAMA, BlockKind.DENSE, c) for c in (Base.TILE_S, Base.MEASURED_S, Base.ROOFLINE_S)]
+    whole = sum(base(LLAMA, BlockKind.DENSE, c) for c in (Base.F_COMP, Base.B_COMP, Base.W_COMP))
+    assert sum(parts) == pytest.approx(whole, rel=1e-12)  # the same prices in another order
+
+
+def test_the_backend_of_highest_priority_that_covers_an_op_answers():
+    class Table:
+        name, priority = "measured", 200
+
+        def covers(self, op, chip):
+            return op.kind is OpKind.NORM
+
+        def compute_seconds(self, op, amount, chip, r):
+            return 42.0
+
+    b = block(LLAMA, BlockKind.DENSE)
+    chain = sorted([*BACKENDS, Table()], key=lambda x: -x.priority)
+    assert price(named(b, "input_norm"), b, H100, BF16, chain).seconds == 42.0 + KERNEL_S
+    assert price(named(b, "mlp.up_proj"), b, H100, BF16, chain).source == "tile"
+    assert price(named(b, "mlp.up_proj"), b, H100, BF16, [Roofline()]).source == "roofline"
+
+
+def test_a_layer_is_the_sum_of_its_ops():
+    b = block(MIXTRAL, BlockKind.MOE)
+    prices = [price(op, b, H100, BF16).seconds for op in b.of_phase(Phase.FORWARD) if op.kind is not OpKind.COLLECTIVE]
+    assert base(MIXTRAL, BlockKind.MOE, Base.F_COMP) == pytest.approx(sum(prices), rel=1e-12)
+    assert again(MIXTRAL, BlockKind.MOE, Again.R_COMP, choice=FULL) == base(MIXTRAL, BlockKind.MOE, Base.F_COMP)
+
+
+def test_the_device_waits_for_the_host_where_kernels_are_short():
+    short = base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=1)
+    num = sum(op.kind is not OpKind.COLLECTIVE for op in block(LLAMA, BlockKind.DENSE, seq=1).of_phase(Phase.FORWARD))
+    compute = base(LLAMA, BlockKind.DENSE, Base.F_COMP, seq=1)
+    assert short == pytest.approx(num * H100.launch_s - compute, rel=1e-12)
+    assert base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=65536) == 0
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+@pytest.mark.parametrize("seq", [256, 4096, 32768])
+def test_overlapped_tensor_parallel_traffic_hides_all_but_its_first_piece_and_never_costs_more(tp, seq):
+    s = Strategy(tp=tp, sequence_parallel=True)
+    for off, on in ((Base.F_TP0, Base.F_TP1), (Base.B_TP0, Base.B_TP1)):
+        exposed, hidden = (base(LLAMA, BlockKind.DENSE, c, s, seq=seq) for c in (off, on))
+        assert exposed / TP_CHUNKS <= hidden <= exposed
+
+
+def test_expert_traffic_beside_compute_costs_at_least_the_share_of_the_chip_it_takes():
+    s = Strategy(ep=8)
+    off, on = (base(DEEPSEEK, BlockKind.MOE, c, s) for c in (Base.F_EP0, Base.F_EP1))
+    assert SLOWDOWN * off <= on < off
+
+
+def test_a_ring_hides_under_attention_and_an_all_gather_does_not():
+    ring, gathered = (
+        base(LLAMA, BlockKind.DENSE, Base.F_CP, Strategy(cp=2, context_parallel=c), seq=131072)
+        for c in (ContextParallel.RING, ContextParallel.ALL_GATHER)
+    )
+    assert ring == 0 < gathered
+
+
+def test_more_ranks_never_add_compute_to_a_layer():
+    times = [base(LLAMA, BlockKind.DENSE, Base.F_COMP, Strategy(tp=tp, sequence_parallel=True)) for tp in (1, 2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_faster_chip_is_faster():
+    h100_s, b200_s = (
+        base(LLAMA, BlockKind.DENSE, Base.F_COMP, system=s) for s in (h100(8), catalog.cluster("dgx_b200", 8))
+    )
+    assert b200_s < h100_s

@@ -1,0 +1,185 @@
+"""Each pass, and each dimension of a strategy, moves the numbers it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator.cost.collective import collective
+from estimator.op import Traffic
+from estimator.strategy import ContextParallel, Fusion, Module, Overlap, Recompute, RecomputeKind, Schedule, Strategy
+from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, SEQ, UNFUSED, WORK, h100, step
+
+ALL = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVATION})
+MIB = 1024**2
+MOE_BASE = {"ep": 8, "sequence_parallel": True}
+
+
+def pair(model, a, b, chips=16, **options):
+    """Columns of two strategies."""
+    return step(model, Strategy(**a), chips, **options), step(model, Strategy(**b), chips, **options)
+
+
+# what, model, without, with, columns that must grow, columns that must shrink
+CASES = {
+    "tp": (LLAMA, {}, {"tp": 4}, ["exposed_comm_tp_s"], ["peak_memory_bytes"]),
+    "sequence parallelism": (
+        LLAMA, {"tp": 4}, {"tp": 4, "sequence_parallel": True}, [], ["peak_memory_bytes", "compute_s"]),
+    "ring": (LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.RING}, [], ["peak_memory_bytes"]),
+    "all-gather": (
+        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ALL_GATHER}, ["exposed_comm_cp_s"], ["peak_memory_bytes"]),
+    "ulysses": (
+        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ULYSSES}, ["exposed_comm_cp_s"], ["peak_memory_bytes"]),
+    "pp": (LLAMA, {}, {"pp": 4}, ["bubble_s", "exposed_comm_pp_s"], ["peak_memory_bytes"]),
+    "vpp": (
+        LLAMA, {"pp": 4}, {"pp": 4, "vpp": 2, "schedule": Schedule.INTERLEAVED},
+        ["exposed_comm_pp_s", "peak_memory_bytes"], ["bubble_s"]),
+    "ep": (MIXTRAL, {}, {"ep": 8}, ["exposed_comm_ep_s"], ["peak_memory_bytes"]),
+    "etp": (MIXTRAL, {"ep": 4}, {"ep": 4, "etp": 2}, ["exposed_comm_ep_s"], ["peak_memory_bytes"]),
+    "layout": (LLAMA, {"pp": 2}, {"pp": 2, "layout": (7, 1)}, ["step_time_s", "peak_memory_bytes"], []),
+    "micro-batch": (LLAMA, {"pp": 4}, {"pp": 4, "micro_batch": 4}, ["bubble_s", "peak_memory_bytes"], []),
+    "gpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.GPIPE}, ["peak_memory_bytes"], []),
+    "zb-h1": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.ZB_H1}, [], ["bubble_s"]),
+    "dualpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.DUALPIPE}, ["peak_memory_bytes"], ["bubble_s"]),
+    "ZeRO-1": (LLAMA, {}, {"zero_stage": 1}, ["optimizer_comm_s"],
+               ["peak_memory_bytes", "optimizer_s", "exposed_comm_dp_s"]),
+    "ZeRO-2": (LLAMA, {"zero_stage": 1}, {"zero_stage": 2}, ["exposed_comm_dp_s"], ["peak_memory_bytes"]),
+    "ZeRO-3": (LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, ["exposed_comm_dp_s"], ["peak_memory_bytes", "optimizer_comm_s"]),
+    "full recompute": (LLAMA, {}, {"recompute": FULL}, ["recompute_s", "hfu", "step_time_s"], ["peak_memory_bytes", "mfu"]),
+    "block recompute": (
+        LLAMA, {}, {"recompute": Recompute.parse("block"), "recompute_layers": 2}, ["recompute_s"], ["peak_memory_bytes"]),
+    "more layers recomputed": (
+        LLAMA, {"recompute": Recompute.parse("block"), "recompute_layers": 2},
+        {"recompute": Recompute.parse("block"), "recompute_layers": 3}, ["recompute_s"], ["peak_memory_bytes"]),
+    "overlap of tp": (
+        LLAMA, {"tp": 4, "sequence_parallel": True}, {"tp": 4, "sequence_parallel": True, "overlap": Overlap(tp=1)},
+        [], ["exposed_comm_tp_s", "step_time_s"]),
+    "overlap of ep": (MIXTRAL, MOE_BASE, {**MOE_BASE, "overlap": Overlap(ep=1)}, [], ["exposed_comm_ep_s", "step_time_s"]),
+    "overlap of pp": (LLAMA, {"pp": 4}, {"pp": 4, "overlap": Overlap(pp=1)}, [], ["exposed_comm_pp_s", "step_time_s"]),
+    "overlap of dp": (
+        LLAMA, {"bucket_bytes": 40 * MIB}, {"bucket_bytes": 40 * MIB, "overlap": Overlap(dp=1)}, ["peak_memory_bytes"],
+        ["exposed_comm_dp_s", "step_time_s"]),
+    "overlap of gathered weights": (
+        LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "overlap": Overlap(dp=1)}, [], ["exposed_comm_dp_s", "step_time_s"]),
+    "buckets": (
+        LLAMA, {"overlap": Overlap(dp=1)}, {"overlap": Overlap(dp=1), "bucket_bytes": 40 * MIB}, ["peak_memory_bytes"],
+        ["exposed_comm_dp_s"]),
+    "flash attention": (
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FLASH_ATTENTION})}, [], ["peak_memory_bytes", "compute_s"]),
+    "fused norm": (
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_NORM})}, [], ["peak_memory_bytes", "compute_s"]),
+    "fused activation": (
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_ACTIVATION})}, [], ["peak_memory_bytes", "compute_s"]),
+    "fused loss": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_LOSS}}, [], ["peak_memory_bytes", "compute_s"]),
+    "fp8": (LLAMA, {"micro_batch": 4}, {"micro_batch": 4, "precision": "fp8"}, [], ["step_time_s", "mfu"]),
+    "fp8_block": (
+        LLAMA, {"micro_batch": 4, "precision": "fp8"}, {"micro_batch": 4, "precision": "fp8_block"}, ["recompute_s"],
+        ["peak_memory_bytes"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_it_changes_the_numbers_it_should(what):
+    model, without, with_it, grow, shrink = CASES[what]
+    before, after = pair(model, without, with_it)
+    for name in grow:
+        assert after.columns[name] > before.columns[name], name
+    for name in shrink:
+        assert after.columns[name] < before.columns[name], name
+    assert after.step_time_s != before.step_time_s or grow or shrink
+
+
+@pytest.mark.parametrize(("model", "module"), [
+    (LLAMA, Module.LAYERNORM), (LLAMA, Module.MLP), (LLAMA, Module.MLP_ACTIVATION), (GPT, Module.MLP),
+    (DEEPSEEK, Module.MLA_UP_PROJ), (MIXTRAL, Module.MOE), (MIXTRAL, Module.MOE_ACTIVATION),
+    (LLAMA, Module.CORE_ATTENTION), (GPT, Module.LAYERNORM), (DEEPSEEK, Module.MOE),
+])  # fmt: skip
+@pytest.mark.parametrize("fusion", [UNFUSED, ALL], ids=["unfused", "fused"])
+def test_every_recompute_module_trades_time_for_activations(model, module, fusion):
+    choice = Recompute(kind=RecomputeKind.SELECTIVE, modules=frozenset({module}))
+    before, after = pair(model, {"fusion": fusion}, {"fusion": fusion, "recompute": choice})
+    assert after.recompute_s > before.recompute_s == 0
+    assert after.stages[0].memory["activations"] < before.stages[0].memory["activations"]
+
+
+def test_modules_that_a_model_lacks_change_nothing():
+    for model, module in ((LLAMA, Module.MOE), (LLAMA, Module.MLA_UP_PROJ), (GPT, Module.MOE_ACTIVATION)):
+        choice = Recompute(kind=RecomputeKind.SELECTIVE, modules=frozenset({module}))
+        before, after = pair(model, {}, {"recompute": choice})
+        assert after.columns == before.columns
+
+
+def test_full_recompute_repeats_tensor_parallel_traffic():
+    before, after = pair(LLAMA, {"tp": 4}, {"tp": 4, "recompute": FULL})
+    assert after.exposed_comm_tp_s > before.exposed_comm_tp_s
+
+
+def test_block_recompute_leaves_the_other_layers_as_they_are():
+    """Their activation outputs are still formed again in block-scaled fp8."""
+    fp8 = {"precision": "fp8_block", "pp": 2}
+    plain, one, all_four, full = (
+        step(LLAMA, Strategy(**fp8, **more), 16)
+        for more in (
+            {}, {"recompute": Recompute.parse("block"), "recompute_layers": 1},
+            {"recompute": Recompute.parse("block"), "recompute_layers": 4}, {"recompute": FULL},
+        )
+    )  # fmt: skip
+    added = one.recompute_s - plain.recompute_s
+    assert plain.recompute_s > 0
+    assert all_four.recompute_s - plain.recompute_s == pytest.approx(4 * added, rel=1e-9)
+    assert all_four.step_time_s == pytest.approx(full.step_time_s, rel=1e-12)
+
+
+def test_zero_2_scatters_gradients_for_every_micro_batch():
+    """m reduce-scatters against the one of stage 1, block by block."""
+    one, two = pair(LLAMA, {"zero_stage": 1}, {"zero_stage": 2})
+    m = WORK.global_batch // 16
+    assert two.exposed_comm_dp_s > 0.99 * m * one.exposed_comm_dp_s
+
+
+def test_zero_3_gathers_every_weight_forward_and_backward_of_every_micro_batch():
+    """Two bf16 gathers move the bytes of the one fp32 scatter of stage 2, and start once more for each of ten blocks."""
+    two, three = pair(LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, chips=64)  # one micro-batch
+    gathers = three.exposed_comm_dp_s - two.exposed_comm_dp_s
+    latency = collective(Traffic.REDUCE_SCATTER, h100(64), 64.0, 1.0).latency_s
+    assert gathers - two.exposed_comm_dp_s == pytest.approx((LLAMA.num_layers + 2) * latency, rel=1e-9)
+
+
+def test_dualpipe_pays_for_its_second_copy_in_memory_traffic_and_update():
+    one, two = pair(LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.DUALPIPE})
+    for item in ("weights", "gradients", "optimizer_states"):
+        assert sum(s.memory[item] for s in two.stages) == 2 * sum(s.memory[item] for s in one.stages)
+    assert two.optimizer_s > one.optimizer_s
+    assert two.exposed_comm_dp_s > one.exposed_comm_dp_s
+
+
+def test_uneven_stages_wait_for_the_slowest():
+    even, uneven = pair(replace(LLAMA, vocab=1024), {"pp": 4}, {"pp": 4, "layout": (1, 1, 5, 1)})
+    assert uneven.step_time_s > 1.5 * even.step_time_s
+
+
+def test_experts_over_more_nodes_wait_longer():
+    near, far = pair(DEEPSEEK, {"ep": 8}, {"ep": 16})
+    assert far.exposed_comm_ep_s > near.exposed_comm_ep_s
+
+
+def test_node_limited_routing_saves_traffic_between_nodes():
+    free = replace(DEEPSEEK, moe=replace(DEEPSEEK.moe, max_nodes_per_token=None))
+    narrow = replace(DEEPSEEK, moe=replace(DEEPSEEK.moe, max_nodes_per_token=1))
+    s = Strategy(ep=16)
+    assert step(narrow, s, 32).exposed_comm_ep_s < step(free, s, 32).exposed_comm_ep_s
+
+
+def test_a_longer_sequence_costs_more_a_token():
+    near, far = (
+        step(LLAMA, Strategy(), 16, replace(WORK, seq=seq, global_batch=64 * SEQ // seq)) for seq in (SEQ, 2 * SEQ)
+    )
+    assert far.step_time_s > near.step_time_s
+
+
+def test_capacity_scales_expert_work():
+    tight = replace(MIXTRAL, moe=replace(MIXTRAL.moe, capacity_factor=2.0))
+    a, b = step(MIXTRAL, Strategy(), 16), step(tight, Strategy(), 16)
+    assert b.step_time_s > a.step_time_s
+    assert b.peak_memory_bytes > a.peak_memory_bytes

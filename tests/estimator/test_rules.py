@@ -1,0 +1,134 @@
+"""Which strategies are legal: every rule has an offender, and a scalar is told law, offence and remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from estimator.rules import RULES, Case, check, explain
+from estimator.schedule import check_conditions
+from estimator.step import evaluate
+from estimator.strategy import ContextParallel, Overlap, Recompute, Schedule, Strategy
+from estimator.workload import Workload
+from hardware import catalog
+from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, h100
+
+BLOCK = Recompute.parse("block")
+OFFENDERS = {
+    "sizes": (LLAMA, Strategy(tp=1.5), "whole numbers of at least 1"),
+    "options": (LLAMA, Strategy(zero_stage=4), "zero_stage 0 to 3.*zero_stage 4"),
+    "engine": (LLAMA, Strategy(precision="fp8"), "matrix engine"),
+    "world": (LLAMA, Strategy(pp=3), r"num_chips \(64\) must be divisible by tp \(1\) \* cp \(1\) \* pp \(3\)"),
+    "heads": (LLAMA, Strategy(tp=32), r"heads \(16\) must be divisible by tp \(32\)"),
+    "kv_heads": (replace(LLAMA, num_heads=48, num_kv_heads=6), Strategy(tp=4), r"kv heads \(6\) and tp \(4\)"),
+    "ffn": (replace(LLAMA, ffn=3001), Strategy(tp=2), r"ffn \(3001\).*tp \(2\)"),
+    "experts": (MIXTRAL, Strategy(ep=16), r"experts \(8\) must be divisible by ep \(16\)"),
+    "expert_world": (MIXTRAL, Strategy(pp=4, ep=8, etp=4), r"tp \* cp \* dp .* must be divisible by ep \* etp"),
+    "moe_sequence_parallel": (MIXTRAL, Strategy(tp=2), "need sequence_parallel"),
+    "sequence": (LLAMA, Strategy(cp=64), r"seq \(2000\) must be divisible by cp \(64\)"),
+    "ulysses": (LLAMA, Strategy(cp=8, context_parallel=ContextParallel.ULYSSES), r"tp \* cp \(1 \* 8\)"),
+    "batch": (
+        LLAMA,
+        Strategy(micro_batch=3),
+        r"global_batch \(64\) must be divisible by dp \(64\) \* micro_batch \(3\)",
+    ),
+    "layers": (LLAMA, Strategy(pp=16), r"layers \(8\) must fill pp \* vpp = 16 \* 1 chunks"),
+    "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe must suit pp 1, vpp 1"),
+    "recompute": (LLAMA, Strategy(recompute=BLOCK), r"recompute_layers \(0\) must be at least 1"),
+    "overlap_tp": (LLAMA, Strategy(tp=2, overlap=Overlap(tp=1)), "needs sequence_parallel"),
+    "overlap_ep": (MIXTRAL, Strategy(ep=8, overlap=Overlap(ep=1)), "two micro-batches side by side"),
+}
+
+
+def system_and_work(name):
+    system = catalog.cluster("dgx_a100", 64) if name == "engine" else h100(64)
+    return system, Workload(seq=2000, global_batch=64) if name == "sequence" else WORK
+
+
+def first_rule(model, strategy, system, work):
+    code = check(Case.of(model, strategy, system, work))
+    return [RULES[c - 1].name if c else "" for c in code]
+
+
+def test_every_rule_has_an_offender():
+    assert [rule.name for rule in RULES] == list(OFFENDERS)
+
+
+@pytest.mark.parametrize("name", OFFENDERS)
+def test_an_offender_is_told_the_rule_it_breaks(name):
+    model, strategy, message = OFFENDERS[name]
+    assert first_rule(model, strategy, *system_and_work(name)) == [name]
+    with pytest.raises(ValueError, match=rf"^{name}: .*{message}"):
+        evaluate(model, strategy, *system_and_work(name))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_every_rule_says_what_to_try(rule):
+    assert rule.law
+    assert rule.remedy
+
+
+@pytest.mark.parametrize(("model", "strategy"), [
+    (LLAMA, Strategy()),
+    (LLAMA, Strategy(tp=16)),
+    (LLAMA, Strategy(tp=8, pp=8, sequence_parallel=True, overlap=Overlap(tp=1))),
+    (LLAMA, Strategy(pp=2, vpp=4, schedule=Schedule.INTERLEAVED, micro_batch=1)),
+    (LLAMA, Strategy(pp=4, schedule=Schedule.DUALPIPE, tp=4)),
+    (LLAMA, Strategy(cp=4, context_parallel=ContextParallel.ULYSSES)),
+    (LLAMA, Strategy(recompute=BLOCK, recompute_layers=99)),
+    (LLAMA, Strategy(pp=2, layout=(8, 0))),
+    (MIXTRAL, Strategy(ep=8, etp=2)),
+    (MIXTRAL, Strategy(tp=2, ep=8, etp=4, sequence_parallel=True)),
+    (DEEPSEEK, Strategy(tp=2, ep=16, pp=2, schedule=Schedule.DUALPIPE, sequence_parallel=True, overlap=Overlap(ep=1))),
+])  # fmt: skip
+def test_legal_strategies_pass(model, strategy):
+    assert first_rule(model, strategy, h100(64), WORK) == [""]
+
+
+def test_expert_groups_may_span_more_than_data_parallel_ranks():
+    """etp * ep * edp = tp * cp * dp: here ep 8 with dp 2."""
+    assert first_rule(MIXTRAL, Strategy(tp=4, pp=8, ep=8, sequence_parallel=True), h100(64), WORK) == [""]
+
+
+def test_widths_that_no_layer_has_need_not_divide():
+    odd = replace(MIXTRAL, ffn=3001)  # every layer has experts instead
+    s = Strategy(tp=2, sequence_parallel=True)
+    assert first_rule(odd, s, h100(64), WORK) == [""]
+    shared = replace(odd, moe=replace(MIXTRAL.moe, num_shared_experts=1, shared_ffn=999))
+    assert first_rule(shared, s, h100(64), WORK) == ["ffn"]
+
+
+def test_only_ulysses_leaves_a_causal_sequence_in_one_piece():
+    work = Workload(seq=SEQ + 4, global_batch=64)
+    ruled = [first_rule(LLAMA, Strategy(cp=4, context_parallel=c), h100(64), work)[0] for c in ContextParallel]
+    assert dict(zip(ContextParallel, ruled, strict=True)) == {
+        ContextParallel.RING: "sequence", ContextParallel.ALL_GATHER: "sequence", ContextParallel.ULYSSES: ""
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_the_schedule_rule_is_never_laxer_than_the_order_generator(schedule):
+    grid = [(pp, v, b) for pp in (1, 2, 3, 4, 6) for v in (1, 2, 4) for b in (1, 2, 4, 6, 12, 16)]
+    pp, v, batch = (np.array(x, dtype=float) for x in zip(*grid, strict=True))
+    deep = replace(LLAMA, num_layers=48)
+    for i in range(len(grid)):
+        work = Workload(seq=SEQ, global_batch=int(batch[i]))
+        system = h100(int(pp[i]))
+        got = first_rule(deep, Strategy(pp=pp[i], vpp=v[i], schedule=schedule), system, work)[0]
+        if got == "":
+            assert check_conditions(schedule, int(pp[i]), int(batch[i]), int(v[i])) is None
+
+
+def test_rows_of_a_batch_are_marked_each_with_its_own_rule():
+    tp = np.array([1.0, 3, 32, 8])
+    result = evaluate(LLAMA, Strategy(tp=tp), h100(96), Workload(seq=SEQ, global_batch=96))
+    assert result.reason == ("", "heads", "heads", "")
+    assert result.feasible.tolist() == [True, False, False, True]
+    assert np.isnan(result.step_time_s).tolist() == [False, True, True, False]
+
+
+def test_an_explanation_names_the_row_it_is_about():
+    case = Case.of(LLAMA, Strategy(tp=np.array([1.0, 32])), h100(64), WORK)
+    assert "tp (32)" in explain(case, int(check(case)[1]), row=1)
