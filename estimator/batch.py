@@ -88,8 +88,8 @@ B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST",
 W_COMP, W_HOST, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.TILE_S)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
 R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
-(O_STEP, O_PEAK, O_DEVICE, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_HOST, O_BUBBLE, O_OPT, O_OPTCOMM,
- O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
+(O_STEP, O_PEAK, O_DEVICE, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_HOST, O_BUBBLE, O_OPT,
+ O_OPTCOMM, O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
 
 
 @njit(cache=True)

@@ -81,7 +81,7 @@ class _Writer:
         self, name: str, x: str, k: Dim, n: Dim, component: Component, *, modules: frozenset[str] = frozenset(),
         bias: bool = False, save_as: Role = Role.LINEAR_INPUT, role: Role | None = None,
     ) -> str:  # fmt: skip
-        """y = x W (+ b): keeps x for the weight gradient."""
+        """A product y = x W (+ b): keeps x for the weight gradient."""
         out = self.tensor(f"{name}.out", n, role=Role.LOGITS if component is Component.HEAD else Role.ACTIVATION)
         role = role or save_as
         weights = [Weight(f"{name}.weight", (k, n), linear=role is Role.LINEAR_INPUT)]
@@ -96,7 +96,7 @@ class _Writer:
     def norm(
         self, name: str, x: str, width: Dim, component: Component = Component.NORM, *, centred: bool = False
     ) -> str:
-        """RMSNorm, or LayerNorm where centred, as Hugging Face writes it: fp32 inside; the fused kernel is a fusion (passes/fuse.py)."""
+        """RMSNorm, or LayerNorm where centred, as Hugging Face writes it: fp32 inside. passes/fuse.py has the kernel."""
         out = self.tensor(f"{name}.out", width)
         scale = self.tensor(f"{name}.rstd", role=Role.FULL)
         weights = [Weight(f"{name}.weight", (width,), linear=False)]
@@ -139,8 +139,9 @@ def _embedding(model: ModelSpec, seq: int) -> Block:
 
 
 def _positions(model: ModelSpec, seq: int) -> Block:
-    """Learned positions, added to the embedding: a block of their own, for a head tied to the embedding shares the
-    table of words but not that of positions.
+    """Learned positions, added to the embedding.
+
+    A block of their own, for a head tied to the embedding shares the table of words but not that of positions.
     """
     w = _Writer(model, seq)
     x, out = w.tensor("x", w.hidden), w.tensor("positions.out", w.hidden)
@@ -314,8 +315,10 @@ def _experts(w: _Writer, x: str) -> str:
 
 
 def _routed(w: _Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
-    """The routed path. Combine weighs rows by router scores; the scores are applied inside the experts' activation, so
-    that backward needs no copy of the experts' outputs (Megatron-Core's and DeepSeek's way).
+    """The routed path: router, dispatch, experts, combine.
+
+    Combine weighs rows by router scores. The scores are applied inside the experts' activation, so that backward needs
+    no copy of the experts' outputs (Megatron-Core's and DeepSeek's way).
     """
     model = w.model
     experts = Dim(float(moe.num_experts), Axis.EXPERTS, units=moe.num_experts)
@@ -383,10 +386,10 @@ def _head(model: ModelSpec, seq: int) -> Block:
 
 
 def _mtp(model: ModelSpec, seq: int) -> Block:
-    """What multi-token prediction adds to a layer (DeepSeek-V3, arXiv:2412.19437, Eqs. 21 to 24): norms and projection
-    before it, the head again behind it. The layer itself follows in the sequence.
+    """What multi-token prediction adds to a layer (DeepSeek-V3, arXiv:2412.19437, Eqs. 21 to 24).
 
-    Embedding and head weights are shared with the main model; a pipeline rank without them keeps a copy (layout.py).
+    Norms and projection before it, the head again behind it; the layer itself follows in the sequence. Embedding and
+    head weights are shared with the main model; a pipeline rank without them keeps a copy (layout.py).
     """
     w = _Writer(model, seq)
     x, ahead = w.tensor("x", w.hidden), w.tensor("ahead", w.hidden)

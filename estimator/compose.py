@@ -92,8 +92,9 @@ N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_
 
 @njit(cache=True)
 def choose_columns(base, again_all, tp, ep, f, b, w, r):
-    """Seconds of each block kind under the overlap flags of TP and EP: forward, input gradient, weight gradient [K],
-    and recompute `r` [choices, K].
+    """Seconds of each block kind under the overlap flags of TP and EP.
+
+    Fills forward, input gradient and weight gradient [K], and recompute `r` [choices, K].
     """
     for k in range(base.shape[0]):
         f[k] = base[k, F_COMP] + base[k, F_HOST] + base[k, F_CP] + base[k, F_TP0 + tp] + base[k, F_EP0 + ep]
@@ -129,8 +130,10 @@ def beside(window, traffic):
 def chunk_seconds(
     counts, first, layers, choice, f, b, w, r, splits, zero, overlap_dp, base, net, c, out_f, out_b, out_w
 ):
-    """Seconds of one micro-batch on each class of chunks. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward
-    and backward) for every micro-batch. Schedules that do not split backward get W inside B.
+    """Seconds of one micro-batch on each class of chunks.
+
+    ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for every micro-batch. Schedules that do
+    not split backward get W inside B.
     """
     num_classes, kinds = counts.shape
     depth = first.shape[0] // num_classes
@@ -216,8 +219,9 @@ def rank_windows(place, class_f, class_b, class_w, win_f, win_b):
 
 @njit(cache=True)
 def gradient_wire(dense, expert, zero, net, c):
-    """Seconds on the wire and latency of the gradients after the last backward. Stage 0 all-reduces (twice a
-    reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
+    """Seconds on the wire and latency of the gradients after the last backward.
+
+    Stage 0 all-reduces (twice a reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
     """
     if zero >= 2:
         return 0.0, 0.0
@@ -228,8 +232,9 @@ def gradient_wire(dense, expert, zero, net, c):
 
 @njit(cache=True)
 def gather_wire(dense, expert, zero, net, c):
-    """The same of the weight all-gather after the update (stages 1 and 2); overlap hides it under the next step's first
-    forward.
+    """The same of the weight all-gather after the update (stages 1 and 2).
+
+    Overlap hides it under the next step's first forward.
     """
     if zero == 0 or zero >= 3:
         return 0.0, 0.0
@@ -247,8 +252,9 @@ def pieces_of(grads_bytes, bucket):
 
 @njit(cache=True)
 def bucket_terms(wire, latency, pieces):
-    """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed under any window:
-    the last bucket has nothing left to hide behind, the others take SLOWDOWN of the chip.
+    """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed in any window.
+
+    The last bucket has nothing left to hide behind, the others take SLOWDOWN of the chip.
     """
     total = wire + pieces * latency
     tail = total / pieces

@@ -25,7 +25,8 @@ class Layout:
     `chunks_of` [p, v']: chunks that a rank runs.
 
     Most chunks are alike: `class_of` [C] gives each its class, and the first chunk of a class stands for it in
-    `classes` [Q]. `leads`: the first of every set of ranks that hold the same blocks and run chunks of the same classes.
+    `classes` [Q]. `leads`: the first of every set of ranks that hold the same blocks and run chunks of the same
+    classes.
     """
 
     counts: np.ndarray
@@ -38,8 +39,10 @@ class Layout:
 
 
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
-    """Layers per chunk as even as they go. What is left over goes to the middle: the last chunk, then the first, then
-    those next to them stay short, for they also hold head, MTP and embedding.
+    """Layers per chunk as even as they go.
+
+    What is left over goes to the middle: the last chunk, then the first, then those next to them stay short, for they
+    also hold head, MTP and embedding.
 
     >>> even_layers(61, 16)
     (3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3)
@@ -61,8 +64,10 @@ def layout_of(
     model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
     layers: tuple[int, ...] | None = None,
 ) -> Layout:  # fmt: skip
-    """Counts for `layers` per chunk (None: even). Embedding and positions on the first chunk; head and MTP on the last,
-    which keeps a copy of the embedding for MTP's look-ups.
+    """Counts for `layers` per chunk (None: even).
+
+    Embedding and positions sit on the first chunk; head and MTP on the last, which keeps a copy of the embedding for
+    MTP's look-ups.
     """
     num_chunks = pp * vpp
     layers = layers or even_layers(model.num_layers, num_chunks)

@@ -32,8 +32,10 @@ class Role(Tag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionRecipe:
-    """Dtypes by role. Bytes per parameter: `linear_weight_bytes` for GEMM weights of layers (working copies of every
-    kind together), `other_weight_bytes` for embedding, head and norms; states are master + two Adam moments.
+    """Dtypes by role, and bytes per parameter.
+
+    `linear_weight_bytes` for GEMM weights of layers (working copies of every kind together), `other_weight_bytes` for
+    embedding, head and norms; states are master + two Adam moments.
     `attention_output_bytes` is what attention's output takes in all the formats it is kept in. `remake_activation`:
     the activation function's output is formed again from its kept inputs when the weight gradient needs it.
     """
@@ -79,7 +81,8 @@ def _half(name: str, dtype: DType) -> PrecisionRecipe:
     return PrecisionRecipe(
         name=name, gemm=dtype, attention=dtype, activation=dtype, linear_input=dtype, gate_input=dtype,
         dispatch=dtype, combine=dtype, linear_weight_bytes=2, other_weight_bytes=2, grad_bytes=4, master_bytes=4,
-        moment_bytes=4, attention_output_bytes=2, source="Micikevicius 2018, arXiv:1710.03740, with fp32 gradient accumulation",
+        moment_bytes=4, attention_output_bytes=2,
+        source="Micikevicius 2018, arXiv:1710.03740, with fp32 gradient accumulation",
     )  # fmt: skip
 
 
@@ -101,7 +104,8 @@ RECIPES: dict[str, PrecisionRecipe] = {
         linear_weight_bytes=1 + 4 / 16384, other_weight_bytes=2, grad_bytes=4, master_bytes=4, moment_bytes=2,
         attention_output_bytes=1.5,  # one E5M6 copy serves both
         remake_activation=True,
-        source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed again, bf16 moments)",
+        source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed again, "
+        "bf16 moments)",
     ),
 }  # fmt: skip
 

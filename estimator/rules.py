@@ -32,7 +32,7 @@ class Case:
 
     @classmethod
     def of(cls, model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> Case:
-        """Broadcast the sizes of a strategy to one length and derive dp and m (rounded down where they do not divide)."""
+        """Broadcast the sizes of a strategy to one length; derive dp and m, rounded down where they do not divide."""
         values = {name: np.atleast_1d(np.asarray(v, dtype=np.float64)) for name, v in strategy.sizes().items()}
         n = strategy.num_rows
         sizes = {name: v if len(v) == n else np.broadcast_to(v, (n,)) for name, v in values.items()}
@@ -162,8 +162,9 @@ def _recompute(c: Case) -> np.ndarray:
 
 
 def paired(schedule: Schedule) -> bool:
-    """Whether forward and backward of different micro-batches run side by side, so that one's all-to-all can hide
-    behind the other's compute.
+    """Whether forward and backward of different micro-batches run side by side.
+
+    Then the all-to-all of one can hide behind the compute of the other.
     """
     return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE}
 
@@ -196,15 +197,17 @@ RULES: tuple[Rule, ...] = (
          "choose a divisor of the heads"),
     Rule("kv_heads", _kv_heads, "kv heads ({num_kv_heads}) and tp ({tp}) must divide one another",
          "choose tp among divisors or multiples of the kv heads"),
-    Rule("ffn", _ffn, "ffn ({ffn}) of dense layers and shared experts must be divisible by tp ({tp})", "choose a divisor"),
+    Rule("ffn", _ffn, "ffn ({ffn}) of dense layers and shared experts must be divisible by tp ({tp})",
+         "choose a divisor"),
     Rule("experts", _experts, "experts ({num_experts}) must be divisible by ep ({ep}) and expert ffn by etp ({etp})",
          "a dense model has ep = etp = 1"),
-    Rule("expert_world", _expert_world, "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
+    Rule("expert_world", _expert_world,
+         "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
          "lower ep or etp, or pp to raise dp"),
     Rule("moe_sequence_parallel", _moe_sequence_parallel, "experts with tp ({tp}) > 1 need sequence_parallel",
          "set sequence_parallel: true"),
-    Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that without ulysses) and, under sequence "
-         "parallelism, by tp ({tp})", "lower cp or tp"),
+    Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that without ulysses) and, under "
+         "sequence parallelism, by tp ({tp})", "lower cp or tp"),
     Rule("ulysses", _ulysses, "heads and kv heads must be divisible by tp * cp ({tp} * {cp}) for ulysses",
          "lower cp, or use context_parallel: ring"),
     Rule("batch", lambda c: _divides(c.workload.global_batch, c.dp * c.micro_batch),
@@ -243,7 +246,8 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
-        "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0, "seq": case.workload.seq,
+        "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,
+        "seq": case.workload.seq,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": case.strategy.schedule.value,
     }  # fmt: skip

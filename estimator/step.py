@@ -28,8 +28,8 @@ def evaluate(
 ) -> StepResult:
     """Price one strategy, or `[N]` strategies that share their structure fields.
 
-    An illegal scalar raises ValueError (law, offence, remedy); illegal rows of a batch are marked with their rule. A row
-    that does not fit in memory is infeasible; `gate` leaves its seconds unpriced (NaN).
+    An illegal scalar raises ValueError (law, offence, remedy); illegal rows of a batch are marked with their rule. A
+    row that does not fit in memory is infeasible; `gate` leaves its seconds unpriced (NaN).
     """
     case = Case.of(model, strategy, system, workload)
     code = check(case)

@@ -41,8 +41,10 @@ JITTER_PER_DOUBLING = 5e-4  # share of a step lost per doubling of the chips to 
 
 @lru_cache(maxsize=256)
 def model_flops_per_token(model: ModelSpec, seq: int) -> float:
-    """FLOPs of forward and backward of one token without recompute: three times the forward's GEMMs and the causal half
-    of attention (Narayanan 2021, arXiv:2104.04473, appendix, which counts the whole square). MTP included.
+    """FLOPs of forward and backward of one token, without recompute.
+
+    Three times the forward's GEMMs and the causal half of attention (Narayanan 2021, arXiv:2104.04473, appendix, which
+    counts the whole square). MTP is included.
     """
     r = recipe("bf16")
     graph = lower(build(model, seq), Strategy(), r)
@@ -68,10 +70,8 @@ def _rows(
 ) -> PriceTable:  # fmt: skip
     """Lower and price rows: ROW_SIZES as plain floats, or each [R]. Nothing else of a strategy shapes an op."""
     sequence_parallel, context_parallel, fusion = split
-    s = Strategy(
-        sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion,
-        **{name: sizes[name] for name in ROW_SIZES},
-    )  # fmt: skip
+    s = Strategy(sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion)
+    s = s.with_sizes({name: sizes[name] for name in ROW_SIZES})
     return price_table(lower(graph, s, r), s, system, r, choices)
 
 

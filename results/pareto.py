@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["hypervolume", "knee", "merge", "non_dominated", "worst"]
+__all__ = ["hypervolume", "knee", "merge", "non_dominated", "spread", "worst"]
 
 _MAX_OBJECTIVES = 4  # cost of exact hypervolume and of a reader's attention
 
@@ -105,11 +105,35 @@ def knee(values: ArrayLike, higher: Sequence[bool] | None = None) -> int:
     points = _checked(values)
     if not len(points):
         raise ValueError("no point of no points is the knee; give at least one row")
+    return int(np.argmin(_scaled(points, higher).sum(axis=1)))
+
+
+def spread(values: ArrayLike, chosen: Sequence[int], count: int) -> list[int]:
+    """`count` rows that stand for all: `chosen` first, then always the row farthest from those taken.
+
+    Distances are on the scaled axes of `knee` (farthest-first traversal, Gonzalez 1985, doi:10.1016/0304-3975(85)
+    90224-5). Equal distances: the first.
+
+    >>> spread([[1.0, 100.0], [1.01, 99.0], [10.0, 10.0], [100.0, 1.0]], chosen=[0, 3], count=3)
+    [0, 3, 2]
+    """
+    axes = _scaled(_checked(values), None)
+    taken = list(dict.fromkeys(chosen))[:count] or [0]
+    distance = np.min([np.linalg.norm(axes - axes[i], axis=1) for i in taken], axis=0)
+    while len(taken) < min(count, len(axes)):
+        distance[taken] = -1.0
+        taken.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, np.linalg.norm(axes - axes[taken[-1]], axis=1))
+    return taken
+
+
+def _scaled(points: NDArray[np.float64], higher: Sequence[bool] | None) -> NDArray[np.float64]:
+    """Objectives from 0 (best) to 1 (worst of the rows), on log10 axes where all are positive."""
     positive = (points > 0).all(axis=0)
     axes = _oriented(np.where(positive, np.log10(np.where(positive, points, 1.0)), points), higher)
     span = np.ptp(axes, axis=0)
-    scaled = (axes - axes.min(axis=0)) / np.where(span > 0, span, 1.0)
-    return int(np.argmin(scaled.sum(axis=1)))
+    scaled: NDArray[np.float64] = (axes - axes.min(axis=0)) / np.where(span > 0, span, 1.0)
+    return scaled
 
 
 def _checked(values: ArrayLike) -> NDArray[np.float64]:

@@ -200,7 +200,7 @@ class _Pricer:
         return total
 
     def transient_bytes(self, block: Block) -> Array:
-        """Widest op of the block: its inputs (gathered where a GEMM needs them whole) and outputs, or their gradients."""
+        """Widest op of the block: its inputs (whole where a GEMM needs them so) and outputs, or their gradients."""
         widest: Array = 0.0
         width = self.recipe.activation.nbytes
         for op in block.of_phase(Phase.FORWARD):

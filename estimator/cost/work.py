@@ -27,15 +27,16 @@ class Work(NamedTuple):
 def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
     """Work of one op."""
     if op.kind is OpKind.MATMUL:
-        return _gemm(op, (1.0, *(d.size for d in op.dims)), recipe)
+        rows, inner, width = op.dims
+        return _gemm(op, (1.0, rows.size, inner.size, width.size), recipe)
     if op.kind is OpKind.GROUPED_MATMUL:
-        groups, rows, k, n = (d.size for d in op.dims)
-        m = rows / groups
+        groups, routed, k, n = (d.size for d in op.dims)
+        m = routed / groups
         return _gemm(op, (groups, k, m, n) if op.phase is Phase.WEIGHT_GRAD else (groups, m, k, n), recipe)
     if op.kind is OpKind.SCORES or op.kind is OpKind.CONTEXT:
         # Unfused kernels form the whole square, masked half included.
-        nbytes = _streamed(op, block, recipe)
-        return Work(flops=2.0 * op.passes * product(op.dims), nbytes=nbytes, dtype=recipe.attention, matrix=True)
+        flops = 2.0 * op.passes * product(op.dims)
+        return Work(flops=flops, nbytes=_streamed(op, block, recipe), dtype=recipe.attention, matrix=True)
     if op.kind is OpKind.ATTENTION:
         batch, query, key, heads, qk, value = (d.size for d in op.dims)
         # Causal: half the square (arXiv:2307.08691, sec. 4.1). Ignores softmax: about 5 FLOPs a score against 4 * 128.

@@ -1,5 +1,8 @@
-"""Insert the communication that a split makes necessary. Reads dims only: a GEMM with a split output width needs its
-input on every rank, one with a split inner width leaves partial sums, permuted rows travel to their experts.
+"""Insert the communication that a split makes necessary.
+
+Reads dims only: a GEMM with a split output width needs its input on every rank, one with a split inner width leaves
+partial sums, permuted rows travel to their experts. Ignores the rotary part of MLA's keys, which is replicated (64 of
+2112 latent columns), and gradients of norms under sequence parallelism, a few vectors a step.
 """
 
 from __future__ import annotations

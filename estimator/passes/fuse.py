@@ -26,8 +26,9 @@ def fuse(graph: OpGraph, fusion: frozenset[Fusion]) -> OpGraph:
 
 
 def _flash_attention(block: Block) -> Block:
-    """Scores, softmax and context become one kernel that keeps q, k, v, the output and a log-sum-exp per row and head
-    (Dao 2023, arXiv:2307.08691).
+    """Scores, softmax and context become one kernel (Dao 2023, arXiv:2307.08691).
+
+    It keeps q, k, v, the output and a log-sum-exp per row and head.
     """
     ops = {op.kind: op for op in block.ops}
     if OpKind.SCORES not in ops:
@@ -40,7 +41,8 @@ def _flash_attention(block: Block) -> Block:
     inputs = (*scores.inputs, context.inputs[1])
     fused = scores.but(
         name="attention.core", kind=OpKind.ATTENTION, dims=(*scores.dims, context.dims[4]), inputs=inputs,
-        outputs=(out,), saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL)),
+        outputs=(out,), 
+        saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL)),
     )  # fmt: skip
     gone = {OpKind.SCORES, OpKind.SOFTMAX}
     kept = tuple(fused if op.kind is OpKind.CONTEXT else op for op in block.ops if op.kind not in gone)

@@ -12,7 +12,7 @@ import numpy as np
 
 from estimator.result import column
 from hardware.units import format_bytes
-from results.pareto import knee
+from results.pareto import knee, spread
 from results.plan import Plan
 from results.report.text import WIDTH, clip, columns, format_cell, hanging, title_lines
 from results.table import Table
@@ -58,12 +58,13 @@ def front_table(
 ) -> str:
     """The front: objectives, the chips as a product of degrees, and the rest of each configuration.
 
-    `reference` rows come last with their distance to the best of each objective. `top` limits the rows of the front.
+    `reference` rows come last with their distance to the best of each objective. `top` limits the rows of the front to
+    the marked ones and, of the others, those that differ most from what is shown.
     """
     if not len(front) and not (reference is not None and len(reference)):
         return "the front is empty: no configuration is feasible\n"
     order, marks = ranked(front, objectives)
-    shown = order if top is None else order[:top]
+    shown = order if top is None or top >= len(order) else _standing_for(front, objectives, order, list(marks), top)
     rows = [(front.row(i), ", ".join(marks.get(i, []))) for i in shown]
     points = [(row, _reference_mark(row, front, objectives)) for row in (reference.rows() if reference else ())]
     common = _common([settings(row) for row, _ in [*rows, *points]])
@@ -80,6 +81,13 @@ def front_table(
         lines += hanging("all rows: ", ", ".join(common))
     lines.append(f"{len(shown)} of {len(front)} points of the front")
     return "\n".join(lines) + "\n"
+
+
+def _standing_for(front: Table, objectives: Sequence[str], order: list[int], marked: list[int], top: int) -> list[int]:
+    """`top` positions of a front in reading order: neighbours that hardly differ give way."""
+    values = np.stack([front[name] for name in objectives], axis=1)
+    taken = set(spread(values, marked, top))
+    return [i for i in order if i in taken]
 
 
 def arithmetic(row: Mapping[str, Any]) -> str:

@@ -47,7 +47,8 @@ TINY = (LLAMA, GPT, MIXTRAL, DEEPSEEK)
 SEQ = 2048
 WORK = Workload(seq=SEQ, global_batch=64)
 UNFUSED: frozenset[Fusion] = frozenset()
-FULL = Recompute.parse("full")
+PLAIN = Strategy()
+NONE, FULL = Recompute(), Recompute.parse("full")
 
 
 def published(name: str) -> ModelSpec:
@@ -58,31 +59,31 @@ def h100(num_chips: int) -> SystemSpec:
     return catalog.cluster("dgx_h100", num_chips)
 
 
-def lowered(model: ModelSpec, strategy: Strategy = Strategy(), seq: int = SEQ) -> OpGraph:
+def lowered(model: ModelSpec, strategy: Strategy = PLAIN, seq: int = SEQ) -> OpGraph:
     """The graph of one rank."""
     return lower(build(model, seq), strategy, recipe(strategy.precision))
 
 
-def block(model: ModelSpec, kind: BlockKind, strategy: Strategy = Strategy(), seq: int = SEQ) -> Block:
+def block(model: ModelSpec, kind: BlockKind, strategy: Strategy = PLAIN, seq: int = SEQ) -> Block:
     return lowered(model, strategy, seq).blocks[kind]
 
 
 def prices(
-    model: ModelSpec, strategy: Strategy = Strategy(), seq: int = SEQ, choices: tuple[Recompute, ...] = (Recompute(),),
+    model: ModelSpec, strategy: Strategy = PLAIN, seq: int = SEQ, choices: tuple[Recompute, ...] = (Recompute(),),
     system: SystemSpec | None = None,
 ) -> PriceTable:  # fmt: skip
     graph = lowered(model, strategy, seq)
     return price_table(graph, strategy, system or h100(64), recipe(strategy.precision), choices)
 
 
-def base(model: ModelSpec, kind: BlockKind, column: Base, strategy: Strategy = Strategy(), **options: object) -> float:
+def base(model: ModelSpec, kind: BlockKind, column: Base, strategy: Strategy = PLAIN, **options: object) -> float:
     """One price of one block kind."""
     table = prices(model, strategy, **options)
     return float(table.base[0, table.kinds.index(kind), column])
 
 
 def again(
-    model: ModelSpec, kind: BlockKind, column: Again, strategy: Strategy = Strategy(), choice: Recompute = Recompute(),
+    model: ModelSpec, kind: BlockKind, column: Again, strategy: Strategy = PLAIN, choice: Recompute = NONE,
     seq: int = SEQ,
 ) -> float:  # fmt: skip
     """One price of one block kind under one recompute choice."""
@@ -90,7 +91,7 @@ def again(
     return float(table.again[0, 0, table.kinds.index(kind), column])
 
 
-def saved(model: ModelSpec, kind: BlockKind, strategy: Strategy = Strategy(), choice: Recompute = Recompute(),
+def saved(model: ModelSpec, kind: BlockKind, strategy: Strategy = PLAIN, choice: Recompute = NONE,
           seq: int = SEQ) -> float:  # fmt: skip
     """Bytes a token leaves for backward in one block."""
     return again(model, kind, Again.SAVED_BYTES, strategy, choice, seq) / seq

@@ -36,9 +36,10 @@ def test_a_llama_layer_keeps_16h_8f_and_attention_as_hugging_face_writes_it(name
 
 
 def test_a_gpt_layer_keeps_korthikantis_bytes_less_the_dropout():
-    """sbh(34 + 5as/h), arXiv:2205.05198, Eq. 1, where dropout takes 2 sbh of masks (after attention and MLP), as^2b of
-    mask and 2as^2b of output in the core. Dropout is not modelled, so 32 sbh and 2as^2b stay; beside them 4 bytes of
-    statistics per norm and token, which the paper neglects.
+    """Of sbh(34 + 5as/h), arXiv:2205.05198, Eq. 1, dropout takes 2 sbh of masks, and 3 as^2b in the core.
+
+    Masks after attention and MLP; a mask of one byte and an output of two in the core. Dropout is not modelled, so 32
+    sbh and 2as^2b stay; beside them 4 bytes of statistics per norm and token, which the paper neglects.
     """
     h, a = GPT.hidden, GPT.num_heads
     kept = saved(GPT, BlockKind.DENSE, Strategy(fusion=frozenset({Fusion.FUSED_NORM})))
@@ -65,8 +66,9 @@ def test_a_token_takes_six_flops_a_matrix_parameter_and_the_causal_half_of_atten
 
 
 def test_a_gpt_takes_narayanans_flops_with_the_causal_half_of_attention():
-    """96 Bslh^2 (1 + s/6h + V/16lh) with recompute (arXiv:2104.04473, Eq. 3): 72 Bslh^2 (1 + s/6h + V/12lh) without it,
-    and s/12h where half of the square is skipped.
+    """arXiv:2104.04473, Eq. 3: 96 Bslh^2 (1 + s/6h + V/16lh) with recompute.
+
+    Without it 72 Bslh^2 (1 + s/6h + V/12lh), and s/12h where half of the square is skipped.
     """
     h, num_layers, s, vocab = GPT.hidden, GPT.num_layers, SEQ, GPT.vocab
     want = 72 * num_layers * h**2 * (1 + s / (12 * h) + vocab / (12 * num_layers * h))
@@ -114,8 +116,9 @@ def test_routed_rows_follow_top_k_and_capacity():
 
 
 def test_a_moe_layer_keeps_its_routed_rows():
-    """Per token: attention and its norm as in a dense layer; the second norm's input and statistics; the router's fp32
-    input, scores and row map; per visited expert the row, gate, up and the activation's output.
+    """Attention and its norm as in a dense layer, the second norm's input and statistics, router and experts.
+
+    The router keeps its fp32 input, scores and row map; each visited expert its row, gate, up and activation's output.
     """
     model, moe = MIXTRAL, MIXTRAL.moe
     attention = 2 * model.hidden + 2 * model.hidden + llama_rest(model) - 4

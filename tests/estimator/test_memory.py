@@ -17,6 +17,8 @@ from tests.estimator.cases import (
     GPT,
     LLAMA,
     MIXTRAL,
+    NONE,
+    PLAIN,
     SEQ,
     TINY,
     WORK,
@@ -43,8 +45,9 @@ def num_parameters(model):
     ("stage", "weights", "grads", "states"), [(0, 1, 1, 1), (1, 1, 1, 8), (2, 1, 8, 8), (3, 8, 8, 8)]
 )
 def test_zero_shards_what_its_paper_says(model, stage, weights, grads, states):
-    """Rajbhandari 2020, arXiv:1910.02054, section 5: (2 + 2 + K) Psi with K = 12; gradients are fp32 here, so
-    (2 + 4 + 12) Psi, each term over N from its stage on.
+    """Rajbhandari 2020, arXiv:1910.02054, section 5: (2 + 2 + K) Psi with K = 12.
+
+    Gradients are fp32 here, so (2 + 4 + 12) Psi, each term over N from its stage on.
     """
     psi = num_parameters(model)
     got = memory(model, Strategy(zero_stage=stage), 8)
@@ -96,7 +99,7 @@ def test_dualpipe_holds_two_copies():
 
 
 def test_a_rank_of_the_published_deepseek_layout_holds_its_layers_twice_over():
-    """Rank 1 of 16: stages 1 and 14 with seven MoE layers in all, four experts of each, one fp8 copy of linear weights."""
+    """Rank 1 of 16 runs stages 1 and 14: seven MoE layers in all, four experts of each."""
     model = published("deepseek_v3")
     s = Strategy(pp=16, ep=64, schedule=Schedule.DUALPIPE, zero_stage=1, precision="fp8_block")
     result = step(model, s, 2048, replace(WORK, seq=4096, global_batch=15360))
@@ -107,7 +110,7 @@ def test_a_rank_of_the_published_deepseek_layout_holds_its_layers_twice_over():
     assert got.memory["optimizer_states"] == pytest.approx(8 * 7 * (dense / 128 + expert / 2), rel=1e-14)
 
 
-def kept(model, strategy=Strategy(), choice=Recompute()):
+def kept(model, strategy=PLAIN, choice=NONE):
     return again(model, BlockKind.DENSE, Again.SAVED_BYTES, strategy, choice)
 
 
@@ -125,8 +128,9 @@ def test_a_rank_keeps_the_micro_batches_in_flight(schedule, in_flight, m):
 
 
 def test_interleaving_keeps_more_than_one_f_one_b():
-    """Narayanan 2021, arXiv:2104.04473, section 2.2: about 1 + (p-1)/(pv) times as much; rank 0 of p 4, v 2 holds
-    2 * 3 + 4 + 1 = 11 chunks of one layer, of which the first has the embedding's ids too.
+    """Narayanan 2021, arXiv:2104.04473, section 2.2: about 1 + (p-1)/(pv) times as much.
+
+    Rank 0 of p 4, v 2 holds 2 * 3 + 4 + 1 = 11 chunks of one layer, of which seven have the embedding's ids too.
     """
     plain = step(LLAMA, Strategy(pp=4), 4).stages[0].memory["activations"]
     virtual = step(LLAMA, Strategy(pp=4, vpp=2, schedule=Schedule.INTERLEAVED), 4).stages[0].memory["activations"]

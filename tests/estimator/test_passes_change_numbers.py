@@ -13,6 +13,7 @@ from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, SEQ, UNFU
 
 ALL = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVATION})
 MIB = 1024**2
+MEMORY = "peak_memory_bytes"
 MOE_BASE = {"ep": 8, "sequence_parallel": True}
 
 
@@ -23,59 +24,59 @@ def pair(model, a, b, chips=16, **options):
 
 # what, model, without, with, columns that must grow, columns that must shrink
 CASES = {
-    "tp": (LLAMA, {}, {"tp": 4}, ["exposed_comm_tp_s"], ["peak_memory_bytes"]),
+    "tp": (LLAMA, {}, {"tp": 4}, ["exposed_comm_tp_s"], [MEMORY]),
     "sequence parallelism": (
-        LLAMA, {"tp": 4}, {"tp": 4, "sequence_parallel": True}, [], ["peak_memory_bytes", "compute_s"]),
-    "ring": (LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.RING}, [], ["peak_memory_bytes"]),
+        LLAMA, {"tp": 4}, {"tp": 4, "sequence_parallel": True}, [], [MEMORY, "compute_s"]),
+    "ring": (LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.RING}, [], [MEMORY]),
     "all-gather": (
-        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ALL_GATHER}, ["exposed_comm_cp_s"], ["peak_memory_bytes"]),
+        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ALL_GATHER}, ["exposed_comm_cp_s"], [MEMORY]),
     "ulysses": (
-        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ULYSSES}, ["exposed_comm_cp_s"], ["peak_memory_bytes"]),
-    "pp": (LLAMA, {}, {"pp": 4}, ["bubble_s", "exposed_comm_pp_s"], ["peak_memory_bytes"]),
+        LLAMA, {}, {"cp": 4, "context_parallel": ContextParallel.ULYSSES}, ["exposed_comm_cp_s"], [MEMORY]),
+    "pp": (LLAMA, {}, {"pp": 4}, ["bubble_s", "exposed_comm_pp_s"], [MEMORY]),
     "vpp": (
         LLAMA, {"pp": 4}, {"pp": 4, "vpp": 2, "schedule": Schedule.INTERLEAVED},
-        ["exposed_comm_pp_s", "peak_memory_bytes"], ["bubble_s"]),
-    "ep": (MIXTRAL, {}, {"ep": 8}, ["exposed_comm_ep_s"], ["peak_memory_bytes"]),
-    "etp": (MIXTRAL, {"ep": 4}, {"ep": 4, "etp": 2}, ["exposed_comm_ep_s"], ["peak_memory_bytes"]),
-    "layout": (LLAMA, {"pp": 2}, {"pp": 2, "layout": (7, 1)}, ["step_time_s", "peak_memory_bytes"], []),
-    "micro-batch": (LLAMA, {"pp": 4}, {"pp": 4, "micro_batch": 4}, ["bubble_s", "peak_memory_bytes"], []),
-    "gpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.GPIPE}, ["peak_memory_bytes"], []),
+        ["exposed_comm_pp_s", MEMORY], ["bubble_s"]),
+    "ep": (MIXTRAL, {}, {"ep": 8}, ["exposed_comm_ep_s"], [MEMORY]),
+    "etp": (MIXTRAL, {"ep": 4}, {"ep": 4, "etp": 2}, ["exposed_comm_ep_s"], [MEMORY]),
+    "layout": (LLAMA, {"pp": 2}, {"pp": 2, "layout": (7, 1)}, ["step_time_s", MEMORY], []),
+    "micro-batch": (LLAMA, {"pp": 4}, {"pp": 4, "micro_batch": 4}, ["bubble_s", MEMORY], []),
+    "gpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.GPIPE}, [MEMORY], []),
     "zb-h1": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.ZB_H1}, [], ["bubble_s"]),
-    "dualpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.DUALPIPE}, ["peak_memory_bytes"], ["bubble_s"]),
+    "dualpipe": (LLAMA, {"pp": 4}, {"pp": 4, "schedule": Schedule.DUALPIPE}, [MEMORY], ["bubble_s"]),
     "ZeRO-1": (LLAMA, {}, {"zero_stage": 1}, ["optimizer_comm_s"],
-               ["peak_memory_bytes", "optimizer_s", "exposed_comm_dp_s"]),
-    "ZeRO-2": (LLAMA, {"zero_stage": 1}, {"zero_stage": 2}, ["exposed_comm_dp_s"], ["peak_memory_bytes"]),
-    "ZeRO-3": (LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, ["exposed_comm_dp_s"], ["peak_memory_bytes", "optimizer_comm_s"]),
-    "full recompute": (LLAMA, {}, {"recompute": FULL}, ["recompute_s", "hfu", "step_time_s"], ["peak_memory_bytes", "mfu"]),
+               [MEMORY, "optimizer_s", "exposed_comm_dp_s"]),
+    "ZeRO-2": (LLAMA, {"zero_stage": 1}, {"zero_stage": 2}, ["exposed_comm_dp_s"], [MEMORY]),
+    "ZeRO-3": (LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, ["exposed_comm_dp_s"], [MEMORY, "optimizer_comm_s"]),
+    "full recompute": (LLAMA, {}, {"recompute": FULL}, ["recompute_s", "hfu", "step_time_s"], [MEMORY, "mfu"]),
     "block recompute": (
-        LLAMA, {}, {"recompute": Recompute.parse("block"), "recompute_layers": 2}, ["recompute_s"], ["peak_memory_bytes"]),
+        LLAMA, {}, {"recompute": Recompute.parse("block"), "recompute_layers": 2}, ["recompute_s"], [MEMORY]),
     "more layers recomputed": (
         LLAMA, {"recompute": Recompute.parse("block"), "recompute_layers": 2},
-        {"recompute": Recompute.parse("block"), "recompute_layers": 3}, ["recompute_s"], ["peak_memory_bytes"]),
+        {"recompute": Recompute.parse("block"), "recompute_layers": 3}, ["recompute_s"], [MEMORY]),
     "overlap of tp": (
         LLAMA, {"tp": 4, "sequence_parallel": True}, {"tp": 4, "sequence_parallel": True, "overlap": Overlap(tp=1)},
         [], ["exposed_comm_tp_s", "step_time_s"]),
     "overlap of ep": (MIXTRAL, MOE_BASE, {**MOE_BASE, "overlap": Overlap(ep=1)}, [], ["exposed_comm_ep_s", "step_time_s"]),
     "overlap of pp": (LLAMA, {"pp": 4}, {"pp": 4, "overlap": Overlap(pp=1)}, [], ["exposed_comm_pp_s", "step_time_s"]),
     "overlap of dp": (
-        LLAMA, {"bucket_bytes": 40 * MIB}, {"bucket_bytes": 40 * MIB, "overlap": Overlap(dp=1)}, ["peak_memory_bytes"],
+        LLAMA, {"bucket_bytes": 40 * MIB}, {"bucket_bytes": 40 * MIB, "overlap": Overlap(dp=1)}, [MEMORY],
         ["exposed_comm_dp_s", "step_time_s"]),
     "overlap of gathered weights": (
         LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "overlap": Overlap(dp=1)}, [], ["exposed_comm_dp_s", "step_time_s"]),
     "buckets": (
-        LLAMA, {"overlap": Overlap(dp=1)}, {"overlap": Overlap(dp=1), "bucket_bytes": 40 * MIB}, ["peak_memory_bytes"],
+        LLAMA, {"overlap": Overlap(dp=1)}, {"overlap": Overlap(dp=1), "bucket_bytes": 40 * MIB}, [MEMORY],
         ["exposed_comm_dp_s"]),
     "flash attention": (
-        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FLASH_ATTENTION})}, [], ["peak_memory_bytes", "compute_s"]),
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FLASH_ATTENTION})}, [], [MEMORY, "compute_s"]),
     "fused norm": (
-        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_NORM})}, [], ["peak_memory_bytes", "compute_s"]),
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_NORM})}, [], [MEMORY, "compute_s"]),
     "fused activation": (
-        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_ACTIVATION})}, [], ["peak_memory_bytes", "compute_s"]),
-    "fused loss": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_LOSS}}, [], ["peak_memory_bytes", "compute_s"]),
+        LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_ACTIVATION})}, [], [MEMORY, "compute_s"]),
+    "fused loss": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_LOSS}}, [], [MEMORY, "compute_s"]),
     "fp8": (LLAMA, {"micro_batch": 4}, {"micro_batch": 4, "precision": "fp8"}, [], ["step_time_s", "mfu"]),
     "fp8_block": (
         LLAMA, {"micro_batch": 4, "precision": "fp8"}, {"micro_batch": 4, "precision": "fp8_block"}, ["recompute_s"],
-        ["peak_memory_bytes"]),
+        [MEMORY]),
 }  # fmt: skip
 
 
@@ -132,14 +133,14 @@ def test_block_recompute_leaves_the_other_layers_as_they_are():
 
 
 def test_zero_2_scatters_gradients_for_every_micro_batch():
-    """m reduce-scatters against the one of stage 1, block by block."""
+    """One reduce-scatter for each of m micro-batches, block by block, against the one of stage 1."""
     one, two = pair(LLAMA, {"zero_stage": 1}, {"zero_stage": 2})
     m = WORK.global_batch // 16
     assert two.exposed_comm_dp_s > 0.99 * m * one.exposed_comm_dp_s
 
 
 def test_zero_3_gathers_every_weight_forward_and_backward_of_every_micro_batch():
-    """Two bf16 gathers move the bytes of the one fp32 scatter of stage 2, and start once more for each of ten blocks."""
+    """Two bf16 gathers move the bytes of the one fp32 scatter of stage 2, and start twice for each of ten blocks."""
     two, three = pair(LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, chips=64)  # one micro-batch
     gathers = three.exposed_comm_dp_s - two.exposed_comm_dp_s
     latency = collective(Traffic.REDUCE_SCATTER, h100(64), 64.0, 1.0).latency_s

@@ -11,9 +11,23 @@ from estimator.graph import BlockKind
 from estimator.op import Component, OpKind, Phase, Traffic
 from estimator.passes import recompute
 from estimator.strategy import Fusion, Module, Recompute, RecomputeKind, Strategy
-from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, SEQ, TINY, UNFUSED, again, lowered, prices, saved
+from tests.estimator.cases import (
+    DEEPSEEK,
+    FULL,
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    NONE,
+    PLAIN,
+    SEQ,
+    TINY,
+    UNFUSED,
+    again,
+    lowered,
+    prices,
+    saved,
+)
 
-NONE = Recompute()
 FLASH = Strategy(fusion=frozenset({Fusion.FLASH_ATTENTION}))
 
 
@@ -21,12 +35,12 @@ def selective(*modules):
     return Recompute(kind=RecomputeKind.SELECTIVE, modules=frozenset(modules))
 
 
-def reruns(model, kind, choice, strategy=Strategy()):
+def reruns(model, kind, choice, strategy=PLAIN):
     b = recompute(lowered(model, strategy), choice).blocks[kind]
     return {op.name for op in b.of_phase(Phase.RECOMPUTE)}
 
 
-def freed(model, kind, choice, strategy=Strategy()):
+def freed(model, kind, choice, strategy=PLAIN):
     """Bytes a token that recompute no longer keeps."""
     return saved(model, kind, strategy) - saved(model, kind, strategy, choice)
 

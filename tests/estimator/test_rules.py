@@ -88,7 +88,7 @@ def test_legal_strategies_pass(model, strategy):
 
 
 def test_expert_groups_may_span_more_than_data_parallel_ranks():
-    """etp * ep * edp = tp * cp * dp: here ep 8 with dp 2."""
+    """The law is etp * ep * edp = tp * cp * dp: here ep 8 with dp 2."""
     assert first_rule(MIXTRAL, Strategy(tp=4, pp=8, ep=8, sequence_parallel=True), h100(64), WORK) == [""]
 
 

@@ -236,7 +236,8 @@ def test_model_flops_do_not_depend_on_the_strategy(change):
 
 
 @given(st.sampled_from(TINY), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]),
-       st.sampled_from(["none", "full", "mlp", "core_attn"]), st.sampled_from(["bf16", "fp8", "fp8_block"]))  # fmt: skip
+       st.sampled_from(["none", "full", "mlp", "core_attn"]),
+       st.sampled_from(["bf16", "fp8", "fp8_block"]))  # fmt: skip
 def test_a_step_never_beats_the_peak_of_its_chips(model, tp, cp, pp, recompute, precision):
     s = Strategy(tp=tp, cp=cp, pp=pp, recompute=Recompute.parse(recompute), precision=precision, sequence_parallel=True)
     result = step(model, s, 32)
