@@ -7,6 +7,7 @@ Biases count as parameters; their arithmetic is left out (one add per output aga
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -96,7 +97,7 @@ class _Writer:
     def norm(
         self, name: str, x: str, width: Dim, component: Component = Component.NORM, *, centred: bool = False
     ) -> str:
-        """RMSNorm, or LayerNorm where centred, as Hugging Face writes it: fp32 inside. passes/fuse.py has the kernel."""
+        """RMSNorm, or LayerNorm where centred, as Hugging Face writes it: fp32 inside. Fusion has its kernel."""
         out = self.tensor(f"{name}.out", width)
         scale = self.tensor(f"{name}.rstd", role=Role.FULL)
         weights = [Weight(f"{name}.weight", (width,), linear=False)]
@@ -158,19 +159,17 @@ def _vocab(model: ModelSpec) -> Dim:
 
 
 def _dense_layer(model: ModelSpec, seq: int) -> Block:
-    w = _Writer(model, seq)
-    x = _attention(w, w.tensor("x", w.hidden))
-    y = _mlp(w, w.norm("post_attention_norm", x, w.hidden, centred=w.centred))
-    w.residual("mlp.residual", x, y)
-    return w.block(BlockKind.DENSE, "x")
+    return _layer(_Writer(model, seq), BlockKind.DENSE, _mlp)
 
 
 def _moe_layer(model: ModelSpec, seq: int) -> Block:
-    w = _Writer(model, seq)
+    return _layer(_Writer(model, seq), BlockKind.MOE, _experts)
+
+
+def _layer(w: _Writer, kind: BlockKind, half: Callable[[_Writer, str], str]) -> Block:
     x = _attention(w, w.tensor("x", w.hidden))
-    y = _experts(w, w.norm("post_attention_norm", x, w.hidden, centred=w.centred))
-    w.residual("mlp.residual", x, y)
-    return w.block(BlockKind.MOE, "x")
+    w.residual("mlp.residual", x, half(w, w.norm("post_attention_norm", x, w.hidden, centred=w.centred)))
+    return w.block(kind, "x")
 
 
 def _attention(w: _Writer, x: str) -> str:
@@ -221,8 +220,7 @@ def _rope(w: _Writer, name: str, x: str, width: Dim, modules: frozenset[str] = f
 def _latent_qkv(w: _Writer, x: str, mla: MLASpec) -> tuple[str, str, str, Dim]:
     """Multi-head latent attention: down-projections are replicated over tp, up-projections split by head."""
     model, up = w.model, frozenset({UP_PROJ})
-    qk_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    q_dim = _heads(model, qk_width)
+    q_dim = _heads(model, model.qk_head_dim)
     q, width = x, w.hidden
     if mla.q_lora_rank:
         width = Dim(float(mla.q_lora_rank), Axis.LATENT)
@@ -237,7 +235,7 @@ def _latent_qkv(w: _Writer, x: str, mla: MLASpec) -> tuple[str, str, str, Dim]:
     kv_b = w.linear("attention.kv_b_proj", kv, latent, kv_dim, Component.ATTENTION, modules=up)
     q = _rope(w, "q", q, q_dim, up)
     # The rotary part of k is one head's width, copied to every head beside the up-projected part.
-    k = w.tensor("attention.k.out", _heads(model, qk_width))
+    k = w.tensor("attention.k.out", q_dim)
     w.memory_op("attention.k_concat", OpKind.ELEMENTWISE, (kv_b, kv_a), (k,), Component.ATTENTION, modules=up)
     value = _heads(model, mla.v_head_dim)
     v = w.tensor("attention.v.out", value)
@@ -248,12 +246,10 @@ def _latent_qkv(w: _Writer, x: str, mla: MLASpec) -> tuple[str, str, str, Dim]:
 def _core(w: _Writer, q: str, k: str, v: str) -> str:
     """softmax(q k^T) v with its s x s scores; flash attention is a fusion (passes/fuse.py)."""
     model, core = w.model, frozenset({CORE})
-    seq = float(w.seq)
     heads = Dim(float(model.num_heads), Axis.HEADS, units=model.num_heads)
-    shape = (Dim(1.0, Axis.BATCH), Dim(seq, Axis.QUERY), Dim(seq, Axis.KEY), heads)
+    shape = (Dim(1.0, Axis.BATCH), Dim(float(w.seq), Axis.QUERY), Dim(float(w.seq), Axis.KEY), heads)
     qk, value = Dim(float(model.qk_head_dim), Axis.HEAD), Dim(float(model.v_head_dim), Axis.HEAD)
-    for name, role in (("scores", Role.ACTIVATION), ("probabilities", Role.ACTIVATION)):
-        w.tensors[f"attention.{name}"] = Tensor(shape, role)
+    w.tensors["attention.scores"] = w.tensors["attention.probabilities"] = Tensor(shape)
     out = w.tensor("attention.context.out", _heads(model, model.v_head_dim))
     act = Role.ACTIVATION
     w.ops += [
@@ -320,7 +316,6 @@ def _routed(w: _Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
     Combine weighs rows by router scores. The scores are applied inside the experts' activation, so that backward needs
     no copy of the experts' outputs (Megatron-Core's and DeepSeek's way).
     """
-    model = w.model
     experts = Dim(float(moe.num_experts), Axis.EXPERTS, units=moe.num_experts)
     scores_dim = Dim(float(moe.num_experts), Axis.ROUTER)
     scores = w.linear("router", x, w.hidden, scores_dim, Component.ROUTER, modules=module, save_as=Role.FULL)
@@ -354,7 +349,7 @@ def _routed(w: _Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
         )  # fmt: skip
         return out
 
-    hidden = [grouped(n, sent, w.hidden, inner) for n in (("gate", "up") if model.gated_mlp else ("up",))]
+    hidden = [grouped(n, sent, w.hidden, inner) for n in (("gate", "up") if w.model.gated_mlp else ("up",))]
     act = _activation(w, "experts", hidden, Component.EXPERTS, module | {MOE_ACT})
     back = grouped("down", act, inner, w.hidden)
     w.tensors[back] = Tensor((rows, w.hidden), Role.COMBINE)

@@ -103,7 +103,7 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
 
 @njit(cache=True)
 def moving_bytes(rank, chunks, in_flight, saved, live, items):
-    """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`, gives the sum."""
+    """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum."""
     kept = 0.0
     widest = 0.0
     for slot in range(in_flight.shape[1]):

@@ -104,8 +104,8 @@ RECIPES: dict[str, PrecisionRecipe] = {
         linear_weight_bytes=1 + 4 / 16384, other_weight_bytes=2, grad_bytes=4, master_bytes=4, moment_bytes=2,
         attention_output_bytes=1.5,  # one E5M6 copy serves both
         remake_activation=True,
-        source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed again, "
-        "bf16 moments)",
+        source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed "
+        "again, bf16 moments)",
     ),
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def evaluate(
     reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
     assumptions = tuple(system.assumptions)
     if not scalar:
-        return StepResult(columns=columns, feasible=fits, reason=reasons, assumptions=assumptions)
+        return StepResult(columns={**columns}, feasible=fits, reason=reasons, assumptions=assumptions)
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
     return StepResult(
         columns=plain, feasible=bool(fits[0]), reason=reasons[0], stages=stages, assumptions=assumptions,

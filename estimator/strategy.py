@@ -18,6 +18,7 @@ __all__ = [
     "Module",
     "Optimizer",
     "Overlap",
+    "RankOrder",
     "Recompute",
     "RecomputeKind",
     "Schedule",
@@ -45,6 +46,13 @@ class ContextParallel(Enum):
     RING = "ring"
     ALL_GATHER = "all-gather"
     ULYSSES = "ulysses"
+
+
+class RankOrder(Enum):
+    """Which parallel dimensions are neighbours on the machine, from the inside out. Experts fold over tp, cp and dp."""
+
+    TP_CP_DP_PP = "tp-cp-dp-pp"
+    TP_CP_PP_DP = "tp-cp-pp-dp"
 
 
 class Optimizer(Enum):
@@ -137,7 +145,8 @@ class Strategy:
     """One point of the design space, or `[N]` points that share their structure fields.
 
     `dp` is what remains of the cluster: `num_chips / (tp * cp * pp)`; rules.py checks the products.
-    Rank order, inside out: tp, cp, dp, pp; the expert groups fold over the same world as etp, ep, edp, pp.
+    Ranks are numbered in `rank_order` from the inside out; the expert groups fold over the same world (etp, ep, edp in
+    place of tp, cp, dp).
     """
 
     tp: Size = 1
@@ -151,6 +160,7 @@ class Strategy:
     layout: tuple[int, ...] | None = None  # transformer layers per chunk in model order; None: as even as it goes
     sequence_parallel: bool = False
     context_parallel: ContextParallel = ContextParallel.RING
+    rank_order: RankOrder = RankOrder.TP_CP_DP_PP
     zero_stage: Size = 0
     recompute: Recompute = Recompute()
     recompute_layers: Size = 0  # block recompute: the first N layers of each chunk

@@ -103,13 +103,14 @@ def group_costs(system: SystemSpec, has_experts: bool, n: dict[str, np.ndarray])
 
 @lru_cache(maxsize=256)
 def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
-    """Numbers of a system and a recipe."""
+    """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
     chip = system.chip
     traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
     return Constants(
-        grad_bytes=r.grad_bytes, state_bytes=r.state_bytes, gather_bytes=min(r.linear_weight_bytes, 2.0),
+        grad_bytes=float(r.grad_bytes), state_bytes=float(r.state_bytes),
+        gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
         update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
-        capacity_bytes=system.usable_hbm_bytes, context_bytes=chip.context_bytes,
+        capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
         jitter=JITTER_PER_DOUBLING * math.log2(system.num_chips),
     )  # fmt: skip
@@ -181,11 +182,11 @@ class TableBuilder:
         ]
         made = Tables(
             base=prices.base, again=prices.again, hop_bytes=prices.hop_bytes, buffer_bytes=prices.buffer_bytes,
-            nets=self._nets(nets), counts=np.concatenate([lay.counts[lay.classes] for lay in self._made]),
-            first=np.concatenate([lay.first[lay.classes].reshape(-1, kinds) for lay in self._made]),
-            held=np.concatenate([lay.held for lay in self._made]),
-            chunks=np.concatenate(ranks).astype(np.int64),
-            slots=np.concatenate([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
+            nets=self._nets(nets), counts=_joined([lay.counts[lay.classes] for lay in self._made]),
+            first=_joined([lay.first[lay.classes].reshape(-1, kinds) for lay in self._made]),
+            held=_joined([lay.held for lay in self._made]),
+            chunks=_joined(ranks).astype(np.int64),
+            slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
             layouts=np.array(where, dtype=np.int64), constants=constants_of(self.system, self.recipe),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.result import COLUMNS
-from estimator.strategy import ContextParallel, Fusion, Optimizer, Overlap, Recompute, Schedule, Strategy
+from estimator.strategy import ContextParallel, Fusion, Optimizer, Overlap, RankOrder, Recompute, Schedule, Strategy
 from results.table import Table
 
 __all__ = [
@@ -70,6 +70,7 @@ _STRATEGY_FIELDS = (
     _field(Plain.INT64, "zero_stage", "ZeRO stage", "1"),
     _field(Plain.BOOL, "sequence_parallel", "norms and dropout are split by tp"),
     _field(Plain.STRING, "context_parallel", "how attention sees other ranks' keys and values"),
+    _field(Plain.STRING, "rank_order", "parallel dimensions from the inside of the machine out", default="tp-cp-dp-pp"),
     _field(Plain.STRING, "recompute", "none, full, block, or modules joined by +"),
     _field(Plain.INT64, "recompute_layers", "block recompute: first N layers of each chunk", "1"),
     _field(Plain.STRING, "precision", "precision recipe"),
@@ -142,6 +143,7 @@ def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict
         "schedule": strategy.schedule.value,
         "layout": "even" if strategy.layout is None else "+".join(str(n) for n in strategy.layout),
         "context_parallel": strategy.context_parallel.value,
+        "rank_order": strategy.rank_order.value,
         "recompute": str(strategy.recompute),
         "precision": strategy.precision,
         "optimizer": strategy.optimizer.value,
@@ -162,6 +164,7 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
         layout=None if row["layout"] == "even" else tuple(int(n) for n in row["layout"].split("+")),
         sequence_parallel=bool(row["sequence_parallel"]),
         context_parallel=ContextParallel(row["context_parallel"]),
+        rank_order=RankOrder(row["rank_order"]),
         recompute=Recompute.parse(row["recompute"]),
         recompute_layers=int(row["recompute_layers"]),
         precision=row["precision"],

@@ -12,7 +12,17 @@ from difflib import get_close_matches
 from enum import Enum
 
 from estimator.precision import RECIPES
-from estimator.strategy import ContextParallel, Fusion, Module, Optimizer, Overlap, Recompute, Schedule, Strategy
+from estimator.strategy import (
+    ContextParallel,
+    Fusion,
+    Module,
+    Optimizer,
+    Overlap,
+    RankOrder,
+    Recompute,
+    Schedule,
+    Strategy,
+)
 from search.yaml_lines import Document, Key, Plain
 
 __all__ = ["AXES", "Axis", "axis_values", "read_axes", "read_strategy", "strategy_of", "whole", "write_axes"]
@@ -146,6 +156,7 @@ AXES: tuple[Axis, ...] = (
     Axis(name="schedule", read=_enum(Schedule), write=_write_enum),
     Axis(name="sequence_parallel", read=_read_bool, write=_same),
     Axis(name="context_parallel", read=_enum(ContextParallel), write=_write_enum),
+    Axis(name="rank_order", read=_enum(RankOrder), write=_write_enum),
     Axis(name="precision", read=_read_precision, write=_same),
     Axis(name="fusion", read=_read_fusion, write=_write_fusion, is_list=True),
     Axis(name="recompute", read=_read_recompute, write=str),

@@ -6,35 +6,30 @@ through the same batch composition as `evaluate`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from estimator.batch import Out, Rows, compose_rows
 from estimator.memory import ITEMS
+from estimator.span import CODES
 from estimator.step import columns_of
-from search.axes import AXES
+from estimator.strategy import Recompute, RecomputeKind
+from search.expression import strategy_values
+from search.program import text_code
 from search.space import Space
-from search.structures import FLAGS, Enumeration, Structures, World
+from search.worlds import FLAGS, OPTION_AXES, SIZES, Enumeration, Structures, World, steps_of
 
-__all__ = ["compose_ids", "expand", "locate", "steps_of"]
+__all__ = ["batches", "compose_ids", "expand", "known_values", "locate", "schedule_codes"]
 
-
-def steps_of(space: Space) -> dict[str, int]:
-    """By how much an id grows with one place on each axis."""
-    steps: dict[str, int] = {}
-    step = 1
-    for axis in reversed(AXES):
-        steps[axis.name] = step
-        step *= len(space.axes[axis.name])
-    return steps
+BLOCK = Recompute(kind=RecomputeKind.BLOCK)
 
 
 def locate(space: Space, enumeration: Enumeration, ids: np.ndarray) -> np.ndarray:
-    """Index of the structure of each candidate id [N]; KeyError where an id is not a legal candidate."""
+    """Index of the structure of each candidate id [N]; KeyError where an id has none."""
     steps = steps_of(space)
     own = ids.copy()
-    for name in ("recompute", "recompute_layers", "zero_stage", *(f"overlap_{f}" for f in FLAGS), "bucket_bytes"):
+    for name in OPTION_AXES:
         own -= (ids // steps[name] % len(space.axes[name])) * steps[name]
     order = np.argsort(enumeration.structures.id)
     known = enumeration.structures.id[order]
@@ -67,30 +62,83 @@ def expand(world: World, structures: Structures, i: int) -> np.ndarray:
     return total
 
 
+def batches(enumeration: Enumeration, index: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Ids of every candidate under some structures, about `size` at a time."""
+    held: list[np.ndarray] = []
+    num = 0
+    for i in index:
+        held.append(expand(enumeration.worlds[enumeration.structures.world[i]], enumeration.structures, int(i)))
+        num += len(held[-1])
+        if num >= size:
+            yield np.concatenate(held)
+            held, num = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
 def compose_ids(
     space: Space, enumeration: Enumeration, ids: np.ndarray, *, gate: bool = False
 ) -> dict[str, np.ndarray]:
-    """Result columns of candidates [N], in the order of `ids`; also their option columns as the sweep treats them."""
-    where = locate(space, enumeration, ids)
-    s = enumeration.structures
+    """Result columns of candidates [N], in the order of `ids`. With `gate`, seconds of what does not fit are NaN."""
     out: dict[str, np.ndarray] = {}
-    for w in np.unique(s.world[where]):
-        world = enumeration.worlds[int(w)]
-        mine = np.flatnonzero(s.world[where] == w)
-        rows = _rows(space, world, s.take(where[mine]), ids[mine])
+    for mine, world, rows, _ in _rows_by_world(space, enumeration, ids):
         composed = np.empty((len(mine), len(Out)))
         chunks = world.tables.layouts[rows.layout[-1], 7]
         compose_rows(world.tables, rows, gate, composed, np.zeros((rows.pp[-1], len(ITEMS))), np.zeros((chunks, 3)))
         columns = columns_of(composed, space.model, world.system, space.workload, world.strategy.precision)
-        columns |= {name: getattr(rows, name) for name in rows._fields}
         for name, values in columns.items():
-            out.setdefault(name, np.zeros(len(ids), dtype=values.dtype))[mine] = values
+            out.setdefault(name, np.empty(len(ids), dtype=values.dtype))[mine] = values
     return out
+
+
+def known_values(space: Space, enumeration: Enumeration, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """What constraints ask of candidates [N] besides results: sizes, options as the sweep treats them, text codes."""
+    out: dict[str, np.ndarray] = {}
+    for mine, world, rows, structures in _rows_by_world(space, enumeration, ids):
+        values = {name: value for name, value in strategy_values(world.strategy).items() if name not in OPTION_AXES}
+        values |= {name: structures.sizes[:, i] for i, name in enumerate((*SIZES, "dp"))}
+        values |= {f"overlap_{name}": getattr(rows, f"overlap_{name}") for name in FLAGS}
+        values |= {
+            "num_micro_batches": rows.num_micro_batches, "schedule": schedule_codes()[rows.schedule],
+            "zero_stage": rows.zero, "bucket_bytes": rows.bucket, "recompute_layers": rows.layers,
+            "recompute": _recompute_codes(world, rows), "num_gpus": world.system.num_chips,
+        }  # fmt: skip
+        for name, value in values.items():
+            out.setdefault(name, np.empty(len(ids)))[mine] = value
+    return out
+
+
+def schedule_codes() -> np.ndarray:
+    """Text code of each schedule by its integer code."""
+    out = np.zeros(max(CODES.values()) + 1)
+    for schedule, code in CODES.items():
+        out[code] = text_code(schedule.value)
+    return out
+
+
+def _recompute_codes(world: World, rows: Rows) -> np.ndarray:
+    by_choice = np.zeros(world.tables.again.shape[1])
+    for (choice, _), recompute in zip(world.choices.plain, world.choices.plain_recomputes, strict=True):
+        by_choice[choice] = text_code(str(recompute))
+    return np.where(rows.layers > 0, text_code(RecomputeKind.BLOCK.value), by_choice[rows.choice])
+
+
+def _rows_by_world(
+    space: Space, enumeration: Enumeration, ids: np.ndarray
+) -> Iterator[tuple[np.ndarray, World, Rows, Structures]]:
+    """Places in `ids`, world, rows to compose and structures of each world's candidates."""
+    where = locate(space, enumeration, ids)
+    world_of = enumeration.structures.world[where]
+    for w in np.unique(world_of):
+        mine = np.flatnonzero(world_of == w)
+        structures = enumeration.structures.take(where[mine])
+        world = enumeration.worlds[int(w)]
+        yield mine, world, _rows(space, world, structures, ids[mine]), structures
 
 
 def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     steps = steps_of(space)
-    place = {name: ids // steps[name] % len(values) for name, values in space.axes.items()}
+    place = {name: ids // steps[name] % len(space.axes[name]) for name in OPTION_AXES}
 
     def on(f: int) -> np.ndarray:
         step = place[f"overlap_{FLAGS[f]}"] * steps[f"overlap_{FLAGS[f]}"]
@@ -99,9 +147,9 @@ def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     zero_step = (place["zero_stage"] * steps["zero_stage"])[:, None]
     zero = np.argmax(s.zero == zero_step, axis=1).astype(np.int64)
     overlap_dp = on(3)
-    bucket = np.where((overlap_dp == 1) & (zero < 3), np.asarray(space.axes["bucket_bytes"], float)[place["bucket_bytes"]], 0.0)
-    choice, layers = _recompute(world, place["recompute"] * steps["recompute"],
-                                place["recompute_layers"] * steps["recompute_layers"])  # fmt: skip
+    acts = (overlap_dp == 1) & (zero < 3)
+    bucket = np.where(acts, world.choices.buckets[place["bucket_bytes"]], 0.0)
+    choice, layers = _recompute(space, world, place["recompute"], place["recompute_layers"])
     return Rows(
         row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp,
         num_micro_batches=s.num_micro_batches, choice=choice, layers=layers, overlap_tp=on(0), overlap_ep=on(1),
@@ -109,14 +157,12 @@ def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     )  # fmt: skip
 
 
-def _recompute(world: World, kind: np.ndarray, layers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Table index of the recompute choice and layers of block recompute (0: not block)."""
-    c = world.choices
-    plain: dict[int, int] = {int(i): int(choice) for choice, i in c.plain}
-    block: dict[int, int] = {int(i): int(n) for n, i in zip(c.block_layers, c.block_ids, strict=True)}
-    chosen: list[Any] = [
-        (plain[k], 0) if k in plain else (1, block[k + n])
-        for k, n in zip(kind.tolist(), layers.tolist(), strict=True)
-    ]
-    pairs = np.array(chosen, dtype=np.int64).reshape(-1, 2)
-    return pairs[:, 0].copy(), pairs[:, 1].copy()
+def _recompute(space: Space, world: World, kind: np.ndarray, depth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Table index of the recompute choice, and layers of block recompute (0: not block)."""
+    c, steps = world.choices, steps_of(space)
+    # Block recompute shares the column of full, which is the second where there are blocks (TableBuilder).
+    choice_at = np.ones(len(space.axes["recompute"]), dtype=np.int64)
+    choice_at[c.plain[:, 1] // steps["recompute"]] = c.plain[:, 0]
+    is_block = np.array([r == BLOCK for r in space.axes["recompute"]])
+    layers_at = np.array(space.axes["recompute_layers"], dtype=np.int64)
+    return choice_at[kind], np.where(is_block[kind], layers_at[depth], 0)

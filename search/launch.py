@@ -27,13 +27,15 @@ from results.schema import FRONT_FIELDS, REFERENCE_ID, strategy_columns
 from results.store import RunFolder
 from search.candidates import compose_ids
 from search.nest import COUNTS
-from search.pool import BlockFailed, InlinePool, Pool, RayPool
+from search.pool import BlockDone, BlockFailed, InlinePool, RayPool
 from search.space import Keep, Space, parse_space
-from search.structures import strategy_at
-from search.sweep import Plan, Swept, SweepWorker, merge, prepare
-from search.trials import closest_to_feasible, trial_parts
+from search.structures import strategy_at, structure_filters
+from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, prepare
+from search.trials import check_kept, closest_to_feasible, trial_parts
 
 __all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
+
+FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,11 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """How far a sweep is. `candidates_done` counts legal candidates that were priced or ruled out."""
+    """How far a sweep is. `candidates_done` counts legal candidates that were priced or ruled out.
+
+    `best`: the best value so far of each objective, by column. The first update tells what the warm-up and earlier
+    processes have done, at 0 seconds.
+    """
 
     structures_done: int
     structures: int
@@ -100,8 +106,9 @@ def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
 def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
     with _ending_as_it_ends(run):
         start = time.perf_counter()
-        progress.phase("enumerating legal structures and pricing distinct rows")
+        progress.phase(f"enumerating legal structures and pricing distinct rows{'' if is_compiled() else FIRST_RUN}")
         plan = prepare(space)
+        check_kept(plan)
         run.update_manifest(sampler="exhaustive", sampler_reason=_why_exhaustive(plan))
         seconds = dict(plan.seconds)
         found = _sweep(run, plan, options, progress, seconds)
@@ -112,7 +119,9 @@ def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: P
 
 def _why_exhaustive(plan: Plan) -> str:
     how = "bounds prune what they prove" if plan.prune else "every legal candidate is priced"
-    return f"exact: {how}; {plan.reason}"
+    stop = plan.space.options.max_candidates
+    until = f"until {stop} are priced (search.max_candidates), so not exact where that ends it" if stop else "exact"
+    return f"{until}: {how}; {plan.reason}"
 
 
 @contextmanager
@@ -132,54 +141,101 @@ def _ending_as_it_ends(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _sweep(
-    run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progress, seconds: dict[str, float]
-) -> Swept:
+class _Sweeping:
+    """What a sweep has found, and whom it tells: each block goes to the journal, then the front, then the watcher."""
+
+    def __init__(self, run: RunFolder, plan: Plan, progress: Progress) -> None:
+        self.run, self.plan, self.progress = run, plan, progress
+        self.fingerprint = fingerprint(plan)
+        self.found = plan.warm
+        self.failed: list[BlockFailed] = []
+        self._best_ids: list[int] = []
+        self._best: dict[str, float] = {}
+
+    def recall(self) -> list[tuple[int, int]]:
+        """Take in what the journal holds of this very plan; the blocks that are left."""
+        mine = [record for record in self.run.read_blocks() if record.get("plan") == self.fingerprint]
+        done = {(int(record["start"]), int(record["stop"])): record for record in mine}
+        for record in done.values():
+            self._merge(_from_record(record))
+        return [block for block in self.plan.blocks if block not in done]
+
+    def take(self, result: BlockDone | BlockFailed, seconds: float) -> None:
+        if isinstance(result, BlockFailed):
+            self.failed.append(result)
+            return
+        self.run.append_block({"plan": self.fingerprint, **_record(result.start, result.stop, result.value)})
+        self._merge(result.value)
+        self.tell(seconds)
+
+    def _merge(self, part: Swept) -> None:
+        self.found = merge([self.found, part], self.plan.space, bounded=self.plan.bounded)
+
+    def hint(self) -> Swept | None:
+        """What has been found so far, all of it in the journal or the warm-up; only the nest has use for it."""
+        return self.found if self.plan.bounded else None
+
+    def is_enough(self) -> bool:
+        """Whether as many candidates are priced as the space asks for."""
+        most = self.plan.space.options.max_candidates
+        return most is not None and _counts(self.found)["priced"] >= most
+
+    def tell(self, seconds: float) -> None:
+        counts = _counts(self.found)
+        self.progress.update(
+            Update(
+                structures_done=counts["structures"], structures=len(self.plan.enumeration.structures),
+                candidates_done=counts["covered"], legal=self.plan.enumeration.legal, seconds=seconds,
+                front_size=len(self.found.ids), best=self._bests(),
+            )
+        )  # fmt: skip
+
+    def _bests(self) -> dict[str, float]:
+        """Best value of each objective; composed again only when another candidate holds one."""
+        ids = best_of(self.plan, self.found)
+        if ids.tolist() != self._best_ids:
+            columns = compose_ids(self.plan.space, self.plan.enumeration, ids)
+            self._best_ids = ids.tolist()
+            self._best = {
+                o.column: float(columns[o.column].min() if o.minimise else columns[o.column].max())
+                for o in self.plan.space.objectives
+            }
+        return dict(self._best)
+
+
+def _sweep(run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progress, seconds: dict[str, float]) -> Swept:
     """The rest of the plan on a pool, block by block into the journal."""
-    found = plan.warm
-    done = {(int(b["start"]), int(b["stop"])): b for b in run.read_blocks()}
-    for record in done.values():
-        found = _merged(plan, found, _from_record(record, plan))
-    left = [block for block in plan.blocks if block not in done]
+    sweeping = _Sweeping(run, plan, progress)
+    left = sweeping.recall()
     started = time.perf_counter()
-    if left:
-        kind = "in this process" if options.pool == "inline" else "on Ray"
-        progress.phase(f"sweeping {len(left)} blocks {kind}")
+    if left and not sweeping.is_enough():
+        progress.phase("starting workers" if options.pool == "inline" else "starting workers on Ray")
         with _pool(plan, options) as pool:
             seconds["pool"] = time.perf_counter() - started
             run.update_manifest(workers=pool.num_workers)
+            progress.phase(f"sweeping {len(left)} blocks on {pool.num_workers} worker{'s'[: pool.num_workers - 1]}")
             started = time.perf_counter()
-            failed: list[BlockFailed] = []
-            for result in pool.map(left, lambda: found if plan.bounded else None):
-                if isinstance(result, BlockFailed):
-                    failed.append(result)
-                    continue
-                run.append_block(_record(result.start, result.stop, result.value))
-                found = _merged(plan, found, result.value)
-                progress.update(_state(plan, found, time.perf_counter() - started))
-                if plan.space.options.max_candidates and found.counts[3] >= plan.space.options.max_candidates:
-                    break
-            run.update_manifest(events=[{"time_s": e.time_s, "kind": e.kind.value, "text": e.text} for e in pool.events])
-        if failed:
-            what = "; ".join(f"block {b.start}:{b.stop} after {b.attempts} attempts: {b.error}" for b in failed[:3])
-            raise RuntimeError(f"{len(failed)} blocks failed ({what}); `search resume {run.path}` tries them again")
+            sweeping.tell(0.0)
+            try:
+                for result in pool.map(left, sweeping.hint):
+                    sweeping.take(result, time.perf_counter() - started)
+                    if sweeping.is_enough():
+                        break
+            finally:  # a crash must not be forgotten because the run ended otherwise
+                told = [{"time_s": e.time_s, "kind": e.kind.value, "text": e.text} for e in pool.events]
+                run.update_manifest(events=[*run.manifest["events"], *told])
+    if failed := sweeping.failed:
+        what = "; ".join(f"block {b.start}:{b.stop} after {b.attempts} attempts: {b.error}" for b in failed[:3])
+        raise RuntimeError(f"{len(failed)} blocks failed ({what}); `search resume {run.path}` tries them again")
     seconds["sweep"] = time.perf_counter() - started
-    return found
+    return sweeping.found
 
 
-def _pool(plan: Plan, options: LaunchOptions) -> Pool:
+def _pool(plan: Plan, options: LaunchOptions) -> InlinePool | RayPool:
     if options.pool == "inline" or plan.space.is_point:
         return InlinePool(SweepWorker, plan)
     workers = options.workers or plan.space.options.workers
     return RayPool(SweepWorker, plan, num_workers=workers, address=options.address)
-
-
-def _merged(plan: Plan, a: Swept, b: Swept) -> Swept:
-    if not len(b.ids):
-        return Swept(ids=a.ids, systems=a.systems, values=a.values, counts=a.counts + b.counts)
-    if not len(a.ids):
-        return Swept(ids=b.ids, systems=b.systems, values=b.values, counts=a.counts + b.counts)
-    return merge([a, b], plan.space, bounded=plan.bounded)
 
 
 def _record(start: int, stop: int, value: Swept) -> dict[str, Any]:
@@ -187,44 +243,27 @@ def _record(start: int, stop: int, value: Swept) -> dict[str, Any]:
             "values": value.values.tolist(), "counts": value.counts.tolist()}  # fmt: skip
 
 
-def _from_record(record: dict[str, Any], plan: Plan) -> Swept:
-    width = 2 if plan.bounded else len(plan.space.objectives)
+def _from_record(record: dict[str, Any]) -> Swept:
+    ids = np.array(record["ids"], dtype=np.int64)
     return Swept(
-        ids=np.array(record["ids"], dtype=np.int64), systems=np.array(record["systems"], dtype=np.int64),
-        values=np.array(record["values"], dtype=np.float64).reshape(-1, width),
+        ids=ids, systems=np.array(record["systems"], dtype=np.int64),
+        values=np.array(record["values"], dtype=np.float64).reshape(len(ids), -1) if len(ids) else np.zeros((0, 2)),
         counts=np.array(record["counts"], dtype=np.int64),
     )  # fmt: skip
 
 
-def _state(plan: Plan, found: Swept, seconds: float) -> Update:
-    counts = dict(zip(COUNTS, found.counts.tolist(), strict=True))
-    best: dict[str, float] = {}
-    if len(found.ids) and plan.bounded:
-        step, memory = found.values.min(axis=0)
-        follows = {o.follows for o in plan.space.objectives}
-        best |= {"step_time_s": float(step)} if "step" in follows else {}
-        best |= {"peak_memory_bytes": float(memory)} if "memory" in follows else {}
-    elif len(found.ids):
-        for k, objective in enumerate(plan.space.objectives):
-            column = found.values[:, k]
-            best[objective.column] = float(column.min() if objective.minimise else column.max())
-    return Update(
-        structures_done=counts["structures"], structures=len(plan.enumeration.structures),
-        candidates_done=counts["covered"], legal=plan.enumeration.legal, seconds=seconds, front_size=len(found.ids),
-        best=best,
-    )  # fmt: skip
+def _counts(found: Swept) -> dict[str, int]:
+    return dict(zip(COUNTS, found.counts.tolist(), strict=True))
 
 
 def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], start: float) -> None:
     """Front, reference, rejections and counts; NothingFeasible where there is no front."""
     space = plan.space
-    counts = dict(zip(COUNTS, found.counts.tolist(), strict=True))
-    by_rule = {name: int(n) for name, n in plan.enumeration.by_rule.items() if n}
-    if counts["out_of_memory"]:
-        by_rule["memory"] = counts["out_of_memory"]
+    counts = _counts(found)
     ids, columns = final_front(plan, found)
+    by_rule, examples = _rejections(plan, counts, is_empty=not len(ids))
     run.write_rejections([
-        {"rule": name, "count": n, "example": plan.enumeration.examples.get(name, "")} for name, n in by_rule.items()
+        {"rule": name, "count": n, "example": examples.get(name, "")} for name, n in by_rule.items()
     ])  # fmt: skip
     run.write_reference(_reference(space))
     run.write_front(front_columns(space, ids, columns))
@@ -240,6 +279,18 @@ def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], 
     if not len(ids):
         raise NothingFeasible(by_rule, closest_to_feasible(plan), run.path)
     run.update_manifest(state="done")
+
+
+def _rejections(plan: Plan, counts: dict[str, int], *, is_empty: bool) -> tuple[dict[str, int], dict[str, str]]:
+    """Candidates by what rejects them, and examples. Where nothing is left, constraints have refused all that fits."""
+    by_rule = {name: int(n) for name, n in plan.enumeration.by_rule.items() if n}
+    examples = dict(plan.enumeration.examples)
+    if counts["out_of_memory"]:
+        by_rule["memory"] = counts["out_of_memory"]
+    if is_empty and counts["fits"]:
+        by_rule["constraint"] = by_rule.get("constraint", 0) + counts["fits"]
+        examples["constraint"] = "; ".join(e.text for e in structure_filters(plan.space)[1])
+    return by_rule, examples
 
 
 def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -310,4 +361,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
             out[name] = "not installed"
     return out
-

@@ -37,7 +37,7 @@ def new_staircase() -> Staircase:
 
 
 @njit(cache=True)
-def _last_at_most(xs, n, x):
+def _last_at_most(xs: np.ndarray, n: int, x: float) -> int:
     """Index of the last point whose x is at most `x`, or -1."""
     low, high = 0, n
     while low < high:
@@ -50,20 +50,20 @@ def _last_at_most(xs, n, x):
 
 
 @njit(cache=True)
-def beater(xs, ys, n, x, y):
+def beater(xs: np.ndarray, ys: np.ndarray, n: int, x: float, y: float) -> int:
     """Index of a point of a staircase that is nowhere worse than (x, y) and somewhere better, or -1."""
     i = _last_at_most(xs, n, x)
     return i if i >= 0 and (ys[i] < y or (ys[i] == y and xs[i] < x)) else -1
 
 
 @njit(cache=True)
-def is_beaten(front, x, y):
+def is_beaten(front: Staircase, x: float, y: float) -> bool:
     """Whether a point of the front is nowhere worse than (x, y) and somewhere better."""
-    return beater(front.x, front.y, front.size[0], x, y) >= 0
+    return bool(beater(front.x, front.y, front.size[0], x, y) >= 0)
 
 
 @njit(cache=True)
-def insert(front, x, y, candidate):
+def insert(front: Staircase, x: float, y: float, candidate: int) -> None:
     """Offer a point that `is_beaten` has let through."""
     n = front.size[0]
     i = _last_at_most(front.x, n, x)

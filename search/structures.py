@@ -1,8 +1,9 @@
-"""Every legal structure of a space, as columns of integers, with the tables that price them.
+"""Every legal structure of a space, with the tables that price it, and the way back from a candidate's id.
 
 A *structure* fixes the sizes and the schedule; the remaining options (recompute, ZeRO, overlaps, buckets) are swept
 under each. Nothing is priced twice: structures point into tables of distinct rows. A candidate's id is its index in the
-product of all axes in canonical order; of candidates that an option without effect would repeat, the first stays.
+product of all axes in canonical order. Candidates that differ in options without effect are one candidate: the first,
+except that full recompute stands for a block that covers every chunk, and the smallest covering block for larger ones.
 """
 
 from __future__ import annotations
@@ -11,118 +12,67 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from estimator.build import build
-from estimator.compose import Tables
+from estimator.compose import Constants, Tables
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
 from estimator.rules import RULES, Case, check, explain, paired
 from estimator.span import CODES
 from estimator.step import distinct
 from estimator.strategy import Module, Recompute, RecomputeKind, Schedule, Strategy
-from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
+from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, read_only
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
-from search.expression import strategy_values
-from search.objective import Constraint
+from search.expression import Expression, strategy_values
+from search.objective import _conjuncts
 from search.space import Space
+from search.worlds import (
+    FLAGS,
+    OPTION_AXES,
+    SIZES,
+    WORLD_AXES,
+    Choices,
+    Enumeration,
+    Structures,
+    World,
+    steps_of,
+)
 
-__all__ = ["FLAGS", "Choices", "Enumeration", "Structures", "World", "enumerate_space", "strategy_at"]
+__all__ = ["enumerate_space", "strategy_at", "structure_filters"]
 
-SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-WORLD_AXES = ("sequence_parallel", "context_parallel", "precision", "fusion", "layout", "optimizer")
-OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
-               "bucket_bytes")  # fmt: skip
-FLAGS = ("tp", "ep", "pp", "dp")
 CHUNK = 1 << 18  # grid points that are checked at a time: a few tens of MB of masks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Structures that share their tables: one system and one value of every axis that decides which ops exist."""
-
-    system: SystemSpec
-    strategy: Strategy
-    tables: Tables
-    choices: Choices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """The option axes of one world, as arrays for jitted code; ids are what an option adds to a candidate's id.
-
-    `plain` [n, 2]: index into the recompute axis of the tables, id. `block_layers`, `block_ids`: layers, ascending. `buckets`, `bucket_ids`: bytes, id.
-    """
-
-    plain: np.ndarray
-    block_layers: np.ndarray
-    block_ids: np.ndarray
-    buckets: np.ndarray
-    bucket_ids: np.ndarray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Structures:
-    """Columns [S] of every legal structure.
-
-    `flags` [S, 4, 2]: what turning tp, ep, pp, dp overlap off or on adds to the id; -1 where that is not a candidate.
-    `zero` [S, 4]: the same for ZeRO stages. `num_blocks`: how many of the world's block-recompute depths apply.
-    `legal`: candidates under the structure.
-    """
-
-    world: np.ndarray
-    row: np.ndarray
-    net: np.ndarray
-    layout: np.ndarray
-    schedule: np.ndarray
-    pp: np.ndarray
-    vpp: np.ndarray
-    num_micro_batches: np.ndarray
-    id: np.ndarray
-    flags: np.ndarray
-    zero: np.ndarray
-    num_blocks: np.ndarray
-    legal: np.ndarray
-    sizes: np.ndarray  # [S, SIZES + dp], for constraints and display
-
-    def __len__(self) -> int:
-        return len(self.id)
-
-    def take(self, index: np.ndarray | slice) -> Structures:
-        """Some of the rows."""
-        return Structures(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
-
-
-@dataclass(slots=True, kw_only=True)
-class Enumeration:
-    """All worlds and structures of a space, and what was rejected why."""
-
-    worlds: list[World] = field(default_factory=list)
-    structures: Structures
-    by_rule: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def legal(self) -> int:
-        """Legal candidates; options without effect are counted once."""
-        return int(self.structures.legal.sum())
+OF_STRUCTURE = frozenset({*SIZES, *WORLD_AXES, "schedule", "dp", "num_micro_batches", "num_gpus"})
+Columns = dict[str, np.ndarray]
 
 
 def enumerate_space(space: Space) -> Enumeration:
-    """Legal structures of a space, each priced row once. Raises ValueError where the product exceeds 63 bits."""
+    """Legal structures of a space, each priced row once. Raises ValueError where the product exceeds 62 bits."""
     if space.raw_size >= 2**62:
         raise ValueError(f"the product of the axes must stay below 2^62, but is {space.raw_size:.3g}; shorten an axis")
     maker = _Maker(space)
     parts = [part for s in range(len(space.systems)) for part in maker.worlds_of(s)]
     names = list(Structures.__dataclass_fields__)
-    joined = {name: np.concatenate([p[name] for p in parts]) if parts else np.zeros(0) for name in names}
+    joined = {name: np.concatenate([p[name] for p in parts]) if parts else np.zeros(0, np.int64) for name in names}
     return Enumeration(
         worlds=maker.worlds, structures=Structures(**joined), by_rule=maker.by_rule, examples=maker.examples
     )
+
+
+def structure_filters(space: Space) -> tuple[list[Expression], list[Expression]]:
+    """The conjuncts of all constraints: those that structures alone decide, and the others."""
+    parts = [
+        Expression(text=c.expression.text, steps=tuple(steps))
+        for c in space.constraints
+        for steps in _conjuncts(c.expression.steps)
+    ]
+    early = [part for part in parts if OF_STRUCTURE.issuperset(part.variables)]
+    return early, [part for part in parts if not OF_STRUCTURE.issuperset(part.variables)]
 
 
 def strategy_at(space: Space, index: int) -> tuple[SystemSpec, Strategy]:
@@ -131,14 +81,14 @@ def strategy_at(space: Space, index: int) -> tuple[SystemSpec, Strategy]:
     for axis in reversed(AXES):
         index, place = divmod(index, len(space.axes[axis.name]))
         values[axis.name] = space.axes[axis.name][place]
-    recompute = values["recompute"]
-    if recompute.kind is not RecomputeKind.BLOCK:
+    values["recompute"] = effective(space.model, values["recompute"])
+    if values["recompute"].kind is not RecomputeKind.BLOCK:
         values["recompute_layers"] = 0
     system = space.systems[index]
-    return system, without_idle_options(space.model, strategy_of(values), system)
+    return system, _without_idle_options(strategy_of(values), system)
 
 
-def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> Strategy:
+def _without_idle_options(s: Strategy, system: SystemSpec) -> Strategy:
     """A scalar strategy with options that change nothing written as off: what a person would launch."""
     dp = system.num_chips // (s.tp * s.cp * s.pp)
     shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1
@@ -152,6 +102,64 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     return s.with_sizes(off)
 
 
+def effective(model: ModelSpec, choice: Recompute) -> Recompute:
+    """A recompute choice without the modules that a model lacks."""
+    if choice.kind is not RecomputeKind.SELECTIVE:
+        return choice
+    modules = choice.modules & _modules(model)
+    return Recompute(kind=RecomputeKind.SELECTIVE, modules=modules) if modules else Recompute()
+
+
+@lru_cache(maxsize=256)
+def _modules(model: ModelSpec) -> frozenset[Module]:
+    """Recompute modules that this model has."""
+    blocks = [block for kind, block in build(model, 2).blocks.items() if kind is not BlockKind.HEAD]
+    names = {name for block in blocks for op in block.ops for name in op.modules}
+    return frozenset(module for module in Module if module.value in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """The option axes as numbers: which recompute choices differ on a model, and how large each axis is."""
+
+    kinds: tuple[tuple[Recompute, int], ...]  # with the place on the axis; of equal ones the first
+    layers: tuple[tuple[int, int], ...]  # of block recompute, ascending, with the place on the axis
+    lengths: dict[str, int]
+    flags_on: dict[str, int]
+    zeros: int  # depths below one layer, which block recompute refuses
+
+    @classmethod
+    def of(cls, space: Space) -> _Options:
+        axes = space.axes
+        kinds: dict[Recompute, int] = {}
+        for place, choice in enumerate(axes["recompute"]):
+            assert isinstance(choice, Recompute)
+            kinds.setdefault(effective(space.model, choice), place)
+        depths = [_number(n) for n in axes["recompute_layers"]]
+        return cls(
+            kinds=tuple(kinds.items()),
+            layers=tuple(sorted((n, i) for i, n in enumerate(depths) if n >= 1)),
+            lengths={name: len(axes[name]) for name in OPTION_AXES},
+            flags_on={name: sum(v == 1 for v in axes[f"overlap_{name}"]) for name in FLAGS},
+            zeros=sum(n < 1 for n in depths),
+        )
+
+    @property
+    def total(self) -> int:
+        """Combinations of all option axes."""
+        return math.prod(self.lengths.values())
+
+    @property
+    def plain(self) -> tuple[tuple[Recompute, int], ...]:
+        """Recompute choices without a depth."""
+        return tuple((c, place) for c, place in self.kinds if c.kind is not RecomputeKind.BLOCK)
+
+    @property
+    def block(self) -> int | None:
+        """Place of block recompute on the axis, if it is there."""
+        return next((place for c, place in self.kinds if c.kind is RecomputeKind.BLOCK), None)
+
+
 class _Maker:
     """Goes through worlds and schedules; keeps the counts."""
 
@@ -160,82 +168,55 @@ class _Maker:
         self.worlds: list[World] = []
         self.by_rule: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
-        self.steps: dict[str, int] = {}
-        step = 1
-        for axis in reversed(AXES):
-            self.steps[axis.name] = step
-            step *= len(space.axes[axis.name])
-        self.system_step = step
-        self.options = math.prod(len(space.axes[name]) for name in OPTION_AXES)
-        self.filters = [c for c in space.constraints if not c.needs_result and _of_structure(c)]
+        self.steps = steps_of(space)
+        self.options = _Options.of(space)
+        self.filters = structure_filters(space)[0]
 
-    def worlds_of(self, s: int) -> Iterator[dict[str, np.ndarray]]:
+    def worlds_of(self, s: int) -> Iterator[Columns]:
         axes = self.space.axes
-        for places in itertools.product(*(range(len(axes[name])) for name in WORLD_AXES)):
-            fixed = {name: axes[name][i] for name, i in zip(WORLD_AXES, places, strict=True)}
-            base = s * self.system_step + sum(i * self.steps[n] for n, i in zip(WORLD_AXES, places, strict=True))
-            yield from self._world(s, strategy_of(fixed), base, dict(zip(WORLD_AXES, places, strict=True)))
+        for chosen in itertools.product(*(range(len(axes[name])) for name in WORLD_AXES)):
+            places = dict(zip(WORLD_AXES, chosen, strict=True))
+            strategy = strategy_of({name: axes[name][i] for name, i in places.items()})
+            base = s * self.steps["system"] + sum(i * self.steps[name] for name, i in places.items())
+            yield from self._world(s, strategy, base, places)
 
-    def _world(self, s: int, strategy: Strategy, base: int, places: dict[str, int]) -> Iterator[dict[str, np.ndarray]]:
+    def _world(self, s: int, strategy: Strategy, base: int, places: dict[str, int]) -> Iterator[Columns]:
         system, model = self.space.systems[s], self.space.model
-        kinds = self._recomputes(model)
-        builder = TableBuilder(model, system, self.space.workload, strategy, tuple(c for c, _ in kinds if c))
-        found: list[dict[str, np.ndarray]] = []
+        priced = tuple(choice for choice, _ in self.options.plain)
+        builder = TableBuilder(model, system, self.space.workload, strategy, priced)
+        found: list[Columns] = []
         for place, schedule in enumerate(self.space.axes["schedule"]):
             assert isinstance(schedule, Schedule)
-            shaped = strategy_of({**_structure_of(strategy), "schedule": schedule})
             start = base + place * self.steps["schedule"]
-            found += self._grid(system, shaped, start, places, builder)
+            found += self._grid(system, replace(strategy, schedule=schedule), start, places, builder)
         if not found:
             return
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         sizes = {name: joined["sizes"][:, i] for i, name in enumerate((*SIZES, "dp"))}
         row_of, rows = distinct(sizes, ROW_SIZES)
         net_of, nets = distinct(sizes, (*NET_SIZES, "dp"))
-        tables = builder.tables(rows, nets)
-        choices = self._choices(builder, kinds)
-        self.worlds.append(World(system=system, strategy=strategy, tables=tables, choices=choices))
-        n = len(row_of)
-        yield {**joined, "world": np.full(n, len(self.worlds) - 1), "row": row_of, "net": net_of}
+        tables = _with_corner(builder.tables(rows, nets))
+        self.worlds.append(World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder)))
+        yield {**joined, "world": np.full(len(row_of), len(self.worlds) - 1), "row": row_of, "net": net_of}
 
-    def _recomputes(self, model: ModelSpec) -> list[tuple[Recompute, int]]:
-        """Recompute choices that differ on this model, each with its place on the axis; the first of equals stays."""
-        present = _modules(model)
-        seen: dict[tuple[RecomputeKind, frozenset[Any]], int] = {}
-        out: list[tuple[Recompute, int]] = []
-        for place, choice in enumerate(self.space.axes["recompute"]):
-            assert isinstance(choice, Recompute)
-            effective = choice.modules & present
-            idle = choice.kind is RecomputeKind.SELECTIVE and not effective
-            key = (RecomputeKind.NONE if idle else choice.kind, effective)
-            if key not in seen:
-                seen[key] = place
-                out.append((Recompute() if idle else choice, place))
-        return out
-
-    def _choices(self, builder: TableBuilder, kinds: list[tuple[Recompute, int]]) -> Choices:
-        axes, steps = self.space.axes, self.steps
-        plain = [
-            (choice_index(builder.choices, c), i * steps["recompute"])
-            for c, i in kinds
-            if c.kind is not RecomputeKind.BLOCK
-        ]
-        block = [i for c, i in kinds if c.kind is RecomputeKind.BLOCK]
-        layers = sorted((int(n), i) for i, n in enumerate(axes["recompute_layers"]) if n >= 1) if block else []  # type: ignore[call-overload,operator]
-        buckets = list(enumerate(axes["bucket_bytes"]))
+    def _choices(self, builder: TableBuilder) -> Choices:
+        steps, options = self.steps, self.options
+        plain = [(choice_index(builder.choices, c), place * steps["recompute"]) for c, place in options.plain]
+        layers = options.layers if options.block is not None else ()
+        start = (options.block or 0) * steps["recompute"]
+        buckets = [_number(b) for b in self.space.axes["bucket_bytes"]]
         return Choices(
             plain=np.array(plain, dtype=np.int64).reshape(-1, 2),
+            plain_recomputes=tuple(c for c, _ in options.plain),
             block_layers=np.array([n for n, _ in layers], dtype=np.int64),
-            block_ids=np.array(
-                [block[0] * steps["recompute"] + i * steps["recompute_layers"] for _, i in layers], dtype=np.int64
-            ),
-            buckets=np.array([float(b) for _, b in buckets]),  # type: ignore[arg-type]
-            bucket_ids=np.array([i * steps["bucket_bytes"] for i, _ in buckets], dtype=np.int64),
+            block_ids=np.array([start + place * steps["recompute_layers"] for _, place in layers], dtype=np.int64),
+            buckets=np.array(buckets, dtype=np.float64),
+            bucket_ids=np.arange(len(buckets), dtype=np.int64) * steps["bucket_bytes"],
         )
 
     def _grid(
         self, system: SystemSpec, strategy: Strategy, base: int, places: dict[str, int], builder: TableBuilder
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[Columns]:
         """Legal points of the size grid under one schedule, a chunk at a time."""
         axes = self.space.axes
         shape = tuple(len(axes[name]) for name in SIZES)
@@ -248,125 +229,145 @@ class _Maker:
             case = Case.of(self.space.model, strategy.with_sizes(sizes), system, self.space.workload)
             kept = self._legal(case, places)
             if kept.size:
-                yield self._rows(case, kept, np.asarray(ids), builder)
+                rows = self._rows(case, kept, np.asarray(ids), builder)
+                if len(rows["id"]):
+                    yield rows
 
     def _legal(self, case: Case, places: dict[str, int]) -> np.ndarray:
         code = check(case)
         for i in np.unique(code[code > 0]):
-            rule = RULES[i - 1]
             rejected = np.flatnonzero(code == i)
-            self.by_rule[rule.name] += len(rejected) * self.options
-            self.examples.setdefault(rule.name, explain(case, int(i), int(rejected[0])))
+            self._reject(RULES[i - 1].name, len(rejected), explain(case, int(i), int(rejected[0])))
         ok = code == 0
-        # An axis without effect keeps its first value only: sequence parallelism at tp 1, the kind of cp at cp 1.
-        idle = np.zeros_like(ok)
-        if places["sequence_parallel"] > 0:
-            idle |= case.tp == 1
-        if places["context_parallel"] > 0:
-            idle |= case.cp == 1
-        self.by_rule["no_effect"] += int((ok & idle).sum()) * self.options
-        ok &= ~idle
-        for constraint in self.filters:
-            values = {**strategy_values(case.strategy), **case.sizes, "num_gpus": float(case.system.num_chips)}
-            holds = np.broadcast_to(np.asarray(constraint.expression.evaluate(values)), ok.shape)
-            self.by_rule["constraint"] += int((ok & ~holds).sum()) * self.options
-            self.examples.setdefault("constraint", constraint.expression.text)
+        repeats = self._repeats(case, places, ok)
+        self._reject("no_effect", int(repeats.sum()), "")
+        ok &= ~repeats
+        values = {**strategy_values(case.strategy), **case.sizes, "num_gpus": float(case.system.num_chips)}
+        for expression in self.filters:
+            holds = np.broadcast_to(np.asarray(expression.evaluate(values), dtype=bool), ok.shape)
+            self._reject("constraint", int((ok & ~holds).sum()), expression.text)
             ok &= holds
         return np.flatnonzero(ok)
 
-    def _rows(self, case: Case, kept: np.ndarray, ids: np.ndarray, builder: TableBuilder) -> dict[str, np.ndarray]:
+    def _reject(self, rule: str, num_structures: int, example: str) -> None:
+        if num_structures:
+            self.by_rule[rule] += num_structures * self.options.total
+            if example:
+                self.examples.setdefault(rule, example)
+
+    def _repeats(self, case: Case, places: dict[str, int], ok: np.ndarray) -> np.ndarray:
+        """Points that an earlier value of an axis stands for: sequence parallelism at tp 1, the kind of cp at cp 1."""
+        repeats = np.zeros_like(ok)
+        for axis, size in (("sequence_parallel", "tp"), ("context_parallel", "cp")):
+            idle = np.flatnonzero(ok & (case.sizes[size] == 1))
+            for value in self.space.axes[axis][: places[axis]] if idle.size else ():
+                mine = case.take(idle)
+                earlier: dict[str, Any] = {axis: value}
+                strategy = replace(case.strategy, **earlier)
+                repeats[idle] |= check(Case(mine.model, strategy, mine.system, mine.workload, mine.sizes)) == 0
+        return repeats
+
+    def _rows(self, case: Case, kept: np.ndarray, ids: np.ndarray, builder: TableBuilder) -> Columns:
         s = {name: values[kept] for name, values in case.sizes.items()}
         schedule = case.strategy.schedule
         place_of, places = distinct(s, ("pp", "vpp"))
         layouts = [builder.layout(schedule, int(p), int(v)) for p, v in zip(places["pp"], places["vpp"], strict=True)]
         depths = np.array([builder.depth(i) for i in layouts])[place_of]
-        flags, illegal = self._flags(case, s)
         shared = (s["dp"] * s["cp"] > 1) | (s["edp"] > 1)
-        zero = self._stages(shared)
-        num_blocks = self._num_blocks(depths, case.model)
+        refuses = _refused_overlaps(case.strategy, s)
+        flags, zero = self._flags(s, shared, refuses), self._stages(shared)
+        num_blocks = self._num_blocks(depths)
         legal = self._count(flags, zero, num_blocks)
-        self._count_idle(len(kept), illegal, int(legal.sum()))
-        return {
+        self._count_options(len(kept), refuses, int(legal.sum()))
+        columns = {
             "layout": np.array(layouts, dtype=np.int64)[place_of], "schedule": np.full(len(kept), CODES[schedule]),
             "pp": s["pp"].astype(np.int64), "vpp": s["vpp"].astype(np.int64),
             "num_micro_batches": s["num_micro_batches"].astype(np.int64), "id": ids[kept], "flags": flags,
             "zero": zero, "num_blocks": num_blocks, "legal": legal,
             "sizes": np.stack([s[name] for name in (*SIZES, "dp")], axis=1),
         }  # fmt: skip
+        return {name: column[legal > 0] for name, column in columns.items()}
 
-    def _flags(self, case: Case, s: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Id steps of overlap off and on [S, 4, 2], and which structures refuse tp and ep overlap."""
-        n = len(s["tp"])
-        shared = (s["dp"] * s["cp"] > 1) | (s["edp"] > 1)
+    def _flags(self, s: Columns, shared: np.ndarray, refuses: Columns) -> np.ndarray:
+        """Id steps of overlap off and on [S, 4, 2]."""
         works = {"tp": s["tp"] > 1, "ep": s["ep"] > 1, "pp": s["pp"] > 1, "dp": shared}
-        side_by_side = (paired(case.strategy.schedule) | (s["pp"] == 1)) & (s["num_micro_batches"] >= 2)
-        refuses = {
-            "tp": works["tp"] & (not case.strategy.sequence_parallel),
-            "ep": works["ep"] & ~side_by_side,
-        }
-        flags = np.full((n, len(FLAGS), 2), -1, dtype=np.int64)
+        flags = np.full((len(shared), len(FLAGS), 2), -1, dtype=np.int64)
         for f, name in enumerate(FLAGS):
-            values = self.space.axes[f"overlap_{name}"]
-            for place, value in enumerate(values):
-                allowed = works[name] if value == 0 else works[name] & ~refuses.get(name, np.zeros(n, dtype=bool))
+            for place, value in enumerate(self.space.axes[f"overlap_{name}"]):
+                allowed = works[name] & ~refuses[name] if value == 1 and name in refuses else works[name]
                 flags[allowed, f, int(value == 1)] = place * self.steps[f"overlap_{name}"]
             flags[~works[name], f, 0] = 0
-        return flags, refuses
+        return flags
 
     def _stages(self, shared: np.ndarray) -> np.ndarray:
         zero = np.full((len(shared), 4), -1, dtype=np.int64)
         for place, stage in enumerate(self.space.axes["zero_stage"]):
-            zero[shared, int(stage)] = place * self.steps["zero_stage"]  # type: ignore[call-overload]
+            zero[shared, _number(stage)] = place * self.steps["zero_stage"]
         zero[~shared, 0] = 0
         return zero
 
-    def _num_blocks(self, depths: np.ndarray, model: ModelSpec) -> np.ndarray:
-        """Block-recompute depths that differ: those below the deepest chunk, and one that covers it where full does not
-        already (full recomputes MTP as well)."""
-        kinds = {c.kind for c in self.space.axes["recompute"] if isinstance(c, Recompute)}
-        if RecomputeKind.BLOCK not in kinds:
+    def _num_blocks(self, depths: np.ndarray) -> np.ndarray:
+        """Depths of block recompute that differ: those below the deepest chunk, and one that covers it.
+
+        Full recompute, where it is a choice, stands for the covering one unless it recomputes MTP as well.
+        """
+        if self.options.block is None:
             return np.zeros(len(depths), dtype=np.int64)
-        layers = np.sort([int(n) for n in self.space.axes["recompute_layers"] if n >= 1])  # type: ignore[call-overload,operator]
+        layers = np.array([n for n, _ in self.options.layers], dtype=np.int64)
         below = np.searchsorted(layers, depths, side="left")
-        covers = (below < len(layers)) & (RecomputeKind.FULL not in kinds or model.num_mtp_layers > 0)
+        full = any(c.kind is RecomputeKind.FULL for c, _ in self.options.kinds)
+        covers = (below < len(layers)) & (not full or self.space.model.num_mtp_layers > 0)
         return np.asarray(below + covers, dtype=np.int64)
 
     def _count(self, flags: np.ndarray, zero: np.ndarray, num_blocks: np.ndarray) -> np.ndarray:
         """Candidates per structure: recompute x overlaps x (ZeRO and DP options, buckets where they act)."""
-        plain = sum(1 for c, _ in self._recomputes(self.space.model) if c.kind is not RecomputeKind.BLOCK)
         on = flags >= 0
         ways = on[:, :3].sum(axis=2).prod(axis=1)
         stages, low = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1)
-        buckets = len(self.space.axes["bucket_bytes"])
-        off_dp, on_dp = on[:, 3, 0], on[:, 3, 1]
-        state = off_dp * stages + on_dp * (low * buckets + (zero[:, 3] >= 0))
-        return np.asarray((plain + num_blocks) * ways * state, dtype=np.int64)
+        buckets = self.options.lengths["bucket_bytes"]
+        state = on[:, 3, 0] * stages + on[:, 3, 1] * (low * buckets + (zero[:, 3] >= 0))
+        return np.asarray((len(self.options.plain) + num_blocks) * ways * state, dtype=np.int64)
 
-    def _count_idle(self, num: int, refuses: dict[str, np.ndarray], legal: int) -> None:
-        left = num * self.options
-        for name in ("tp", "ep"):
-            values = self.space.axes[f"overlap_{name}"]
-            share = self.options * sum(1 for v in values if v == 1) // len(values)
-            lost = int(refuses[name].sum()) * share
-            if lost:
-                self.by_rule[f"overlap_{name}"] += lost
-                rule = next(r for r in RULES if r.name == f"overlap_{name}")
-                self.examples.setdefault(rule.name, f"{rule.law}; {rule.remedy}")
-            left -= lost
-        self.by_rule["no_effect"] += max(left - legal, 0)
-
-
-def _structure_of(strategy: Strategy) -> dict[str, object]:
-    return {name: getattr(strategy, name) for name in WORLD_AXES}
-
-
-def _modules(model: ModelSpec) -> frozenset[Any]:
-    """Recompute modules that this model has."""
-    blocks = build(model, 2).blocks
-    names = {name for kind, block in blocks.items() if kind is not BlockKind.HEAD for op in block.ops for name in op.modules}
-    return frozenset(module for module in Module if module.value in names)
+    def _count_options(self, num: int, refuses: Columns, legal: int) -> None:
+        """Split what is not legal under `num` legal structures into rules, in their order, and repetitions."""
+        n, options = self.options.lengths, self.options
+        bad = options.zeros if options.block is not None else 0
+        rest = options.total // (n["recompute"] * n["recompute_layers"])
+        good = (n["recompute"] * n["recompute_layers"] - bad) * rest
+        tp, ep = (good // n[f"overlap_{name}"] * options.flags_on[name] for name in ("tp", "ep"))
+        both = int((refuses["tp"] & refuses["ep"]).sum()) * (tp // n["overlap_ep"] * options.flags_on["ep"])
+        lost = {
+            "recompute": num * bad * rest,
+            "overlap_tp": int(refuses["tp"].sum()) * tp,
+            "overlap_ep": int(refuses["ep"].sum()) * ep - both,
+        }
+        for rule in RULES:
+            if lost.get(rule.name):
+                self.by_rule[rule.name] += lost[rule.name]
+                law = rule.law.format(recompute_layers=0)
+                self.examples.setdefault(rule.name, f"{rule.name}: {law}; {rule.remedy}")
+        repeated = num * options.total - legal - sum(lost.values())
+        assert repeated >= 0
+        if repeated:
+            self.by_rule["no_effect"] += repeated
 
 
-def _of_structure(constraint: Constraint) -> bool:
-    """Whether a constraint looks at nothing that is swept under a structure."""
-    return not set(constraint.expression.variables) & {*OPTION_AXES}
+def _with_corner(tables: Tables) -> Tables:
+    """The tables with one more recompute choice, the cheapest on each column; read-only, as workers see them."""
+    again = np.concatenate([tables.again, tables.again.min(axis=1, keepdims=True)], axis=1)
+    # Whole numbers of a recipe are int or float as it was written; jitted code is compiled for each mixture anew.
+    return read_only(tables._replace(again=again, constants=Constants(*(float(x) for x in tables.constants))))
+
+
+def _refused_overlaps(strategy: Strategy, s: Columns) -> Columns:
+    """Structures that refuse overlap of tp, of ep: rules overlap_tp and overlap_ep."""
+    side_by_side = (paired(strategy.schedule) | (s["pp"] == 1)) & (s["num_micro_batches"] >= 2)
+    return {
+        "tp": (s["tp"] > 1) & np.logical_not(strategy.sequence_parallel),
+        "ep": (s["ep"] > 1) & np.logical_not(side_by_side),
+    }
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -8,28 +8,31 @@ candidates go, and of equal ones the lowest id stays.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from estimator.span import CODES
 from estimator.strategy import RecomputeKind
-from estimator.tables import FIXED_HOST_S, model_flops_per_token, read_only
+from estimator.tables import FIXED_HOST_S, model_flops_per_token
 from hardware.dtype import DType
 from results.pareto import non_dominated
-from search.candidates import compose_ids, expand, steps_of
-from search.expression import strategy_values
+from search.candidates import batches, compose_ids, known_values, schedule_codes
+from search.expression import Expression, strategy_values
 from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part, corners, sweep
 from search.objective import exactness
 from search.program import text_code
 from search.space import Space
 from search.staircase import Staircase, insert, is_beaten, new_staircase
-from search.structures import SIZES, Enumeration, Structures, World, enumerate_space, strategy_at
+from search.structures import enumerate_space, structure_filters
+from search.worlds import SIZES, Enumeration, Structures, World
 
-__all__ = ["Plan", "SweepWorker", "Swept", "measure_rate", "merge", "prepare", "sweep_inline"]
+__all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
+           "sweep_inline", "sweep_plan"]  # fmt: skip
 
 WARM_UP = 200  # structures with the lowest step bound, swept first
 WARM_LAYERS = 3  # and the first layers of the front of bounds
@@ -41,8 +44,11 @@ OWN_VALUES = (*SIZES, "dp", "num_micro_batches", "schedule", "sequence_parallel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one block found: ids and objective coordinates [N, 2 or K] of its non-dominated candidates per system, and
-    the counts of nest.COUNTS."""
+    """What one block found, and the counts of nest.COUNTS.
+
+    `ids` [N] of non-dominated candidates and their `values`: [N, 2] (step time, memory; 0 where no objective looks at
+    it), non-dominated per system, where bounds are proven; else the objectives [N, K].
+    """
 
     ids: np.ndarray
     systems: np.ndarray
@@ -52,7 +58,10 @@ class Swept:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """A space ready to sweep. `order` [S']: structures that bounds could not rule out, most promising first."""
+    """A space ready to sweep. `order` [S']: structures that bounds could not rule out, most promising first.
+
+    `bounded`: swept by the nest, else enumerated; `prune`: what bounds rule out is skipped. `reason` says why.
+    """
 
     space: Space
     enumeration: Enumeration
@@ -77,7 +86,7 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
     start = time.perf_counter()
     enumeration = enumerate_space(space)
     enumerated = time.perf_counter()
-    bounded, reason = exactness(space.objectives, space.constraints)
+    bounded, reason = _exactness(space)
     prune = prune and bounded
     n = len(enumeration.structures)
     plan = Plan(
@@ -100,6 +109,18 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
     plan.blocks = [(a, min(a + size, len(plan.order))) for a in range(0, len(plan.order), size)]
     plan.seconds = {"enumerate": enumerated - start, "warm_up": time.perf_counter() - enumerated}
     return plan
+
+
+def _exactness(space: Space) -> tuple[bool, str]:
+    """Whether the nest may be used, and why (not): bounds must be proven, and constraints within its reach."""
+    bounded, reason = exactness(space.objectives, space.constraints)
+    for expression in structure_filters(space)[1] if bounded else ():
+        if beyond := sorted(set(expression.variables).difference(DERIVED, OPTION_VALUES, OWN_VALUES)):
+            return (
+                False,
+                f"{expression.text!r} looks at {beyond[0]}, which bounds do not follow, so all are enumerated",
+            )
+    return bounded, reason
 
 
 def _nothing() -> Swept:
@@ -128,7 +149,7 @@ class SweepWorker:
         self.worlds = plan.enumeration.worlds
         self.systems = list(plan.space.systems)
         self.options = [self._options(world) for world in self.worlds]
-        self.tables = [_with_corner(world) for world in self.worlds]
+        self.tables = [world.tables for world in self.worlds]
         self.scales = [self._scale(world) for world in self.worlds]
         system = [self.systems.index(world.system) for world in self.worlds]
         self.system_of_world = np.array(system, dtype=np.int64)
@@ -179,7 +200,9 @@ class SweepWorker:
             values.append(np.stack([x[new], y[new]], axis=1))
         if not ids:
             return _nothing()
-        return Swept(ids=np.concatenate(ids), systems=np.concatenate(systems), values=np.concatenate(values), counts=counts)
+        return Swept(
+            ids=np.concatenate(ids), systems=np.concatenate(systems), values=np.concatenate(values), counts=counts
+        )
 
     def enumerate(self, index: np.ndarray) -> Swept:
         """Every candidate of some structures, composed in batches; for objectives without proven bounds."""
@@ -187,7 +210,7 @@ class SweepWorker:
         higher = [not o.minimise for o in space.objectives]
         best_ids, best = np.zeros(0, np.int64), np.zeros((0, len(space.objectives)))
         counts[0] = len(index)
-        for ids in self._batches(index):
+        for ids in batches(self.plan.enumeration, index, ENUMERATED):
             columns = compose_ids(space, self.plan.enumeration, ids, gate=True)
             fits = ~np.isnan(columns["step_time_s"])
             counts[1] += len(ids)
@@ -202,26 +225,12 @@ class SweepWorker:
                 best_ids, best = best_ids[stay], best[stay]
         return Swept(ids=best_ids, systems=np.zeros(len(best_ids), np.int64), values=best, counts=counts)
 
-    def _batches(self, index: np.ndarray) -> Iterator[np.ndarray]:
-        held: list[np.ndarray] = []
-        for i in index:
-            held.append(expand(self.worlds[self.structures.world[i]], self.structures, int(i)))
-            if sum(map(len, held)) >= ENUMERATED:
-                yield np.concatenate(held)
-                held = []
-        if held:
-            yield np.concatenate(held)
-
     def _satisfies(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> np.ndarray:
         ok = np.ones(len(ids), dtype=bool)
-        if not self.plan.space.constraints:
-            return ok
-        for i, key in enumerate(ids):
-            system, strategy = strategy_at(self.plan.space, int(key))
-            dp = system.num_chips // (strategy.tp * strategy.cp * strategy.pp)
-            row = {name: values[i] for name, values in columns.items()}
-            known = {**row, **strategy_values(strategy), "dp": dp, "num_gpus": system.num_chips}
-            ok[i] = all(bool(c.expression.evaluate(known)) for c in self.plan.space.constraints)
+        left = structure_filters(self.plan.space)[1]
+        known = {**columns, **known_values(self.plan.space, self.plan.enumeration, ids)} if left else {}
+        for expression in left:
+            ok &= np.asarray(expression.evaluate(known), dtype=bool)
         return ok
 
     def _by_world(self, index: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -234,14 +243,14 @@ class SweepWorker:
 
     def _options(self, world: World) -> Options:
         step, memory = uses(self.plan.space)
-        c, axes = world.choices, self.plan.space.axes
-        codes = {i: text_code(str(r)) for i, r in enumerate(axes["recompute"])}
-        size = max(world.tables.again.shape[1], 1)
-        per_place = _recompute_step(self.plan.space)
+        c = world.choices
+        codes = [text_code(str(recompute)) for recompute in c.plain_recomputes]
         return Options(
-            plain=np.array(c.plain), plain_codes=np.array([codes[int(i) // per_place] for _, i in c.plain], dtype=np.float64),
+            plain=np.array(c.plain), plain_codes=np.array(codes, dtype=np.float64),
             block_layers=np.array(c.block_layers), block_ids=np.array(c.block_ids),
-            block_code=text_code(RecomputeKind.BLOCK.value), buckets=np.array(c.buckets), bucket_ids=np.array(c.bucket_ids), corner=size, use_step=step, use_memory=memory,
+            block_code=text_code(RecomputeKind.BLOCK.value), buckets=np.array(c.buckets),
+            bucket_ids=np.array(c.bucket_ids), corner=world.tables.again.shape[1] - 1, use_step=step,
+            use_memory=memory,
         )  # fmt: skip
 
     def _scale(self, world: World) -> np.ndarray:
@@ -257,43 +266,24 @@ class SweepWorker:
 
     def _filter(self, w: int, part: Structures) -> Filter:
         """Constraints of the space as programs over DERIVED, OPTION_VALUES and OWN_VALUES."""
-        space, world = self.plan.space, self.worlds[w]
+        world = self.worlds[w]
         names = (*DERIVED, *OPTION_VALUES, *OWN_VALUES)
-        active = space.constraints if self.plan.bounded else ()
-        programs = [c.expression.program(names) for c in active]
-        ends = np.cumsum([len(p[0]) for p in programs]).astype(np.int64) if programs else np.zeros(0, np.int64)
+        active: list[Expression] = structure_filters(self.plan.space)[1] if self.plan.bounded else []
+        programs = [expression.program(names) for expression in active]
         own = np.zeros((len(part) if programs else 0, len(OWN_VALUES)))
         if programs:
-            texts = strategy_values(world.strategy)
+            texts: dict[str, Any] = strategy_values(world.strategy)
             own[:, : len(SIZES) + 1] = part.sizes
             own[:, OWN_VALUES.index("num_micro_batches")] = part.num_micro_batches
             for name in ("sequence_parallel", "context_parallel", "optimizer", "precision", "fusion"):
                 own[:, OWN_VALUES.index(name)] = texts[name]
-            own[:, OWN_VALUES.index("schedule")] = _schedule_codes()[part.schedule]
-        stack = max((c.expression.stack_size for c in active), default=1)
+            own[:, OWN_VALUES.index("schedule")] = schedule_codes()[part.schedule]
         return Filter(
             opcodes=np.concatenate([p[0] for p in programs]) if programs else np.zeros(0, np.int64),
             operands=np.concatenate([p[1] for p in programs]) if programs else np.zeros(0),
-            ends=ends, values=np.zeros(len(names)), stack=np.zeros(stack), own=own, scale=self.scales[w],
+            ends=np.cumsum([len(p[0]) for p in programs], dtype=np.int64), values=np.zeros(len(names)),
+            stack=np.zeros(max((e.stack_size for e in active), default=1)), own=own, scale=self.scales[w],
         )  # fmt: skip
-
-
-def _schedule_codes() -> np.ndarray:
-    """Text code of each schedule by its integer code."""
-    out = np.zeros(max(CODES.values()) + 1)
-    for schedule, code in CODES.items():
-        out[code] = text_code(schedule.value)
-    return out
-
-
-def _recompute_step(space: Space) -> int:
-    return steps_of(space)["recompute"]
-
-
-def _with_corner(world: World) -> Any:  # noqa: ANN401 - Tables
-    """The tables with one more recompute choice: on each column the cheapest."""
-    again = world.tables.again
-    return read_only(world.tables._replace(again=np.concatenate([again, again.min(axis=1, keepdims=True)], axis=1)))
 
 
 def _part(s: Structures) -> Part:
@@ -311,11 +301,12 @@ def _seeded(found: Swept, system: int) -> Staircase:
 
 
 def merge(parts: list[Swept], space: Space, *, bounded: bool) -> Swept:
-    """One front of several, per system where bounded."""
+    """One front of several, per system where bounded. Parts without points only count."""
+    counts = np.sum([p.counts for p in parts], axis=0)
+    parts = [p for p in parts if len(p.ids)] or parts[:1]
     ids = np.concatenate([p.ids for p in parts])
     systems = np.concatenate([p.systems for p in parts])
     values = np.concatenate([p.values for p in parts])
-    counts = np.sum([p.counts for p in parts], axis=0)
     higher = None if bounded else [not o.minimise for o in space.objectives]
     keep = [
         np.flatnonzero(systems == s)[non_dominated(values[systems == s], ids[systems == s], higher)]
@@ -328,13 +319,46 @@ def merge(parts: list[Swept], space: Space, *, bounded: bool) -> Swept:
 
 def sweep_inline(space: Space, *, prune: bool = True, reverse: bool = False) -> Swept:
     """The whole sweep in this process; `reverse` goes through blocks the other way (the front must not change)."""
-    plan = prepare(space, prune=prune)
-    worker = SweepWorker(plan)
-    found = plan.warm
+    return sweep_plan(prepare(space, prune=prune), reverse=reverse)
+
+
+def sweep_plan(plan: Plan, *, reverse: bool = False) -> Swept:
+    """The blocks of a plan one after the other, in this process."""
+    worker, found = SweepWorker(plan), plan.warm
     for start, stop in reversed(plan.blocks) if reverse else plan.blocks:
         part = worker.run(start, stop, found if plan.bounded else None)
-        found = merge([found, part], space, bounded=plan.bounded) if len(found.ids) or len(part.ids) else part
+        found = merge([found, part], plan.space, bounded=plan.bounded)
     return found
+
+
+def best_of(plan: Plan, found: Swept) -> np.ndarray:
+    """Ids of which one is best at each objective: on each system the fastest and the smallest, if bounded."""
+    if not plan.bounded:
+        signs = np.array([objective.sign for objective in plan.space.objectives])
+        return found.ids[np.argmin(found.values * signs, axis=0)] if len(found.ids) else found.ids
+    best = [np.zeros(0, np.int64)]
+    for s in np.unique(found.systems):
+        mine = np.flatnonzero(found.systems == s)
+        best.append(found.ids[mine[np.argmin(found.values[mine], axis=0)]])
+    return np.unique(np.concatenate(best))
+
+
+def fingerprint(plan: Plan) -> str:
+    """Tells apart plans whose blocks hold other structures, or other prices."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (plan.enumeration.structures.id[plan.order], plan.lows[plan.order], np.array(plan.bounded)):
+        digest.update(part.tobytes())
+    return digest.hexdigest()
+
+
+def is_compiled() -> bool:
+    """Whether the machine code of the nest is loaded or on disk; else the first call compiles it, about a minute."""
+    if sweep.signatures:
+        return True
+    source = Path(sweep.py_func.__code__.co_filename)
+    name = f"*.{sweep.py_func.__qualname__}-{sweep.py_func.__code__.co_firstlineno}.*.nbi"
+    indices = Path(str(sweep.stats.cache_path)).glob(name)
+    return any(index.stat().st_mtime >= source.stat().st_mtime for index in indices)
 
 
 def measure_rate(space: Space, seconds: float = 10.0) -> tuple[float, int]:

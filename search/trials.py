@@ -11,42 +11,50 @@ import numpy as np
 from estimator.rules import Case
 from hardware.units import format_bytes
 from results.schema import strategy_columns
-from search.candidates import compose_ids, expand
+from search.candidates import batches, compose_ids, expand
+from search.objective import Objective
+from search.space import Keep
 from search.structures import strategy_at
-from search.sweep import Plan, SweepWorker, merge, prepare
+from search.sweep import Plan, prepare, sweep_plan
 
-__all__ = ["MAX_KEPT", "closest_to_feasible", "trial_parts"]
+__all__ = ["MAX_KEPT", "check_kept", "closest_to_feasible", "trial_parts"]
 
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
 CLOSEST, NEAR_STRUCTURES = 3, 12
+STEP_AND_MEMORY = (
+    Objective(column="step_time_s", minimise=True),
+    Objective(column="peak_memory_bytes", minimise=True),
+)
+
+
+def check_kept(plan: Plan) -> None:
+    """ValueError where a run is to keep more than it can."""
+    legal = plan.enumeration.legal
+    if plan.space.options.keep is Keep.ALL and legal > MAX_KEPT:
+        raise ValueError(f"search.keep: all holds up to {MAX_KEPT} legal candidates, but the space has {legal}; "
+                         "shorten axes or keep the front only")  # fmt: skip
 
 
 def trial_parts(plan: Plan) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Ids and columns of every candidate that fits, part by part."""
-    legal = plan.enumeration.legal
-    if legal > MAX_KEPT:
-        raise ValueError(f"search.keep: all holds up to {MAX_KEPT} legal candidates, but the space has {legal}; "
-                         "shorten axes or keep the front only")  # fmt: skip
-    held: list[np.ndarray] = []
-    structures = plan.enumeration.structures
-    for i in range(len(structures)):
-        held.append(expand(plan.enumeration.worlds[structures.world[i]], structures, i))
-        if sum(map(len, held)) >= PART or i == len(structures) - 1:
-            ids = np.concatenate(held)
-            columns = compose_ids(plan.space, plan.enumeration, ids, gate=True)
-            fits = ~np.isnan(columns["step_time_s"])
-            yield ids[fits], {name: column[fits] for name, column in columns.items()}
-            held = []
+    """Ids and columns of every legal candidate that fits, part by part; constraints refuse none."""
+    check_kept(plan)
+    for ids in batches(plan.enumeration, np.arange(len(plan.enumeration.structures)), PART):
+        columns = compose_ids(plan.space, plan.enumeration, ids, gate=True)
+        fits = ~np.isnan(columns["step_time_s"])
+        yield ids[fits], {name: column[fits] for name, column in columns.items()}
 
 
 def closest_to_feasible(plan: Plan) -> list[dict[str, Any]]:
-    """Candidates that come closest where nothing is feasible: those that need the least memory or, where memory is not
-    what stands in the way, the best that the constraints refuse."""
-    if not len(plan.enumeration.structures):
-        return []
-    refused = _refused_by_constraints(plan)
-    return refused or _least_memory(plan)
+    """Candidates that come closest where nothing is feasible.
+
+    Those that the constraints refuse, the fastest first; where nothing would fit either, those that need the least
+    memory. None where the rules reject everything.
+    """
+    if not plan.space.constraints:
+        return _least_memory(plan)
+    free = prepare(replace(plan.space, constraints=(), objectives=STEP_AND_MEMORY))
+    return _refused(plan, free) or _least_memory(plan) or _least_memory(free)
 
 
 def _least_memory(plan: Plan) -> list[dict[str, Any]]:
@@ -63,24 +71,15 @@ def _least_memory(plan: Plan) -> list[dict[str, Any]]:
     return rows[:CLOSEST]
 
 
-def _refused_by_constraints(plan: Plan) -> list[dict[str, Any]]:
-    """The fastest of what would fit without the constraints that look at results."""
-    texts = [c.expression.text for c in plan.space.constraints]
-    if not texts:
-        return []
-    free = prepare(replace(plan.space, constraints=()))
-    if not free.bounded:
-        return []
-    worker, found = SweepWorker(free), free.warm
-    for start, stop in free.blocks:
-        found = merge([found, worker.run(start, stop, found)], free.space, bounded=True)
-    if not len(found.ids):
-        return []
-    ids = np.sort(found.ids[np.argsort(found.values[:, 0], kind="stable")[:CLOSEST]])
+def _refused(plan: Plan, free: Plan) -> list[dict[str, Any]]:
+    """The fastest of what fits without the constraints."""
+    found = sweep_plan(free)
+    ids = found.ids[np.argsort(found.values[:, 0], kind="stable")[:CLOSEST]]
     columns = compose_ids(free.space, free.enumeration, ids)
     rows = [_row(free, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)]
+    texts = "; ".join(c.expression.text for c in plan.space.constraints)
     for row in rows:
-        row["remedy"] = f"fits, but the constraints refuse it ({'; '.join(texts)}): loosen them"
+        row["remedy"] = f"fits, but the constraints refuse it ({texts}): loosen them"
     return rows
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from estimator.result import column
+from estimator.strategy import RankOrder
 from hardware.units import format_bytes
 from results.pareto import knee, spread
 from results.plan import Plan
@@ -113,6 +114,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"zero {row['zero_stage']}",
         ("sequence parallel" if row["sequence_parallel"] else "no sequence parallel") if row["tp"] != 1 else "",
         f"context by {row['context_parallel']}" if row["cp"] != 1 else "",
+        f"ranks {row['rank_order']}" if row["rank_order"] != RankOrder.TP_CP_DP_PP.value else "",
         f"recompute {row['recompute']}{layers}",
         f"overlap {'+'.join(overlaps)}" if overlaps else "no overlap",
         f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] else "",

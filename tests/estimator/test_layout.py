@@ -75,6 +75,8 @@ def test_mtp_keeps_a_copy_of_the_embedding_on_the_last_rank():
     assert layout.held[:, column[BlockKind.EMBEDDING]].tolist() == [1, 0, 0, 1]
     one, _ = laid_out(DEEPSEEK)
     assert one.held[:, column[BlockKind.EMBEDDING]].tolist() == [1]
+    both_ends, _ = laid_out(DEEPSEEK, Schedule.DUALPIPE, 4)  # the end ranks run the first and the last chunk
+    assert both_ends.held[:, column[BlockKind.EMBEDDING]].tolist() == [1, 0, 0, 1]
     tied, _ = laid_out(replace(DEEPSEEK, tied_embeddings=True), pp=4)
     assert tied.held[:, column[BlockKind.EMBEDDING]].tolist() == [1, 0, 0, 0]
 

@@ -56,13 +56,15 @@ CASES = {
     "overlap of tp": (
         LLAMA, {"tp": 4, "sequence_parallel": True}, {"tp": 4, "sequence_parallel": True, "overlap": Overlap(tp=1)},
         [], ["exposed_comm_tp_s", "step_time_s"]),
-    "overlap of ep": (MIXTRAL, MOE_BASE, {**MOE_BASE, "overlap": Overlap(ep=1)}, [], ["exposed_comm_ep_s", "step_time_s"]),
+    "overlap of ep": (
+        MIXTRAL, MOE_BASE, {**MOE_BASE, "overlap": Overlap(ep=1)}, [], ["exposed_comm_ep_s", "step_time_s"]),
     "overlap of pp": (LLAMA, {"pp": 4}, {"pp": 4, "overlap": Overlap(pp=1)}, [], ["exposed_comm_pp_s", "step_time_s"]),
     "overlap of dp": (
         LLAMA, {"bucket_bytes": 40 * MIB}, {"bucket_bytes": 40 * MIB, "overlap": Overlap(dp=1)}, [MEMORY],
         ["exposed_comm_dp_s", "step_time_s"]),
     "overlap of gathered weights": (
-        LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "overlap": Overlap(dp=1)}, [], ["exposed_comm_dp_s", "step_time_s"]),
+        LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "overlap": Overlap(dp=1)}, [],
+        ["exposed_comm_dp_s", "step_time_s"]),
     "buckets": (
         LLAMA, {"overlap": Overlap(dp=1)}, {"overlap": Overlap(dp=1), "bucket_bytes": 40 * MIB}, [MEMORY],
         ["exposed_comm_dp_s"]),
@@ -129,6 +131,8 @@ def test_block_recompute_leaves_the_other_layers_as_they_are():
     added = one.recompute_s - plain.recompute_s
     assert plain.recompute_s > 0
     assert all_four.recompute_s - plain.recompute_s == pytest.approx(4 * added, rel=1e-9)
+    seconds = [r.stages[0].backward_s for r in (plain, one, all_four)]
+    assert seconds[2] - seconds[0] == pytest.approx(4 * (seconds[1] - seconds[0]), rel=1e-9)
     assert all_four.step_time_s == pytest.approx(full.step_time_s, rel=1e-12)
 
 

@@ -82,6 +82,11 @@ def test_an_mlp_frees_all_but_its_input():
     assert freed(GPT, BlockKind.DENSE, selective(Module.MLP)) == 4 * GPT.ffn
 
 
+def test_an_mlp_frees_its_hidden_layers_also_where_its_activation_is_formed_again_anyway():
+    """Block-scaled fp8 keeps gate and up at one byte each, and nothing else behind the norm."""
+    assert freed(LLAMA, BlockKind.DENSE, selective(Module.MLP), Strategy(precision="fp8_block")) == 2 * LLAMA.ffn
+
+
 def test_the_unfused_core_frees_its_square_and_keeps_its_output_for_the_projection():
     """Korthikanti 2022, arXiv:2205.05198, Eq. 6: 5as/h goes, 34 stays (less dropout: tests/estimator/test_build.py)."""
     s = Strategy(fusion=UNFUSED)

@@ -174,7 +174,7 @@ def equal_stages(monkeypatch):
                 base[:, k, Base.TILE_S :] = 0
                 again[:, :, k] = 0
         nets[:, 6:] = 0
-        return t._replace(base=base, again=again, nets=nets)
+        return tables_module.read_only(t._replace(base=base, again=again, nets=nets))
 
     monkeypatch.setattr(TableBuilder, "tables", tables)
 

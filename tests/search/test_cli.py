@@ -164,7 +164,9 @@ HOSTILE = [
     ["catalog", "clusters", "dgx"],
     ["catalog", "models", "lama"],
     ["catalog", "spaces", "lama"],
+    ["plan", "latest", "--tokens", "1e12", "--days", "inf"],
     ["bench", "--only", "nothing*"],
+    ["catalog", "chips", "--js"],
     ["serve"],
     ["--json"],
 ]
@@ -224,6 +226,21 @@ def test_a_defect_is_one_line_that_asks_for_a_traceback_and_1(search, monkeypatc
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert "ZeroDivisionError" in said.err
     assert "SEARCH_TRACEBACK=1" in said.err
+
+
+def test_a_message_of_many_lines_is_told_on_one(search, monkeypatch):
+    def refuse(args):
+        raise ValueError("a rule\n  broken\n")
+
+    monkeypatch.setattr(catalog, "run", refuse)
+    said = search("catalog", "chips")
+    assert (said.code, said.err) == (2, "search: a rule broken\n")
+
+
+def test_a_refusal_of_the_operating_system_names_the_file(search, monkeypatch, tmp_path):
+    monkeypatch.setattr(catalog, "run", lambda args: (tmp_path / "missing").read_text())
+    said = search("catalog", "chips")
+    assert (said.code, said.err) == (2, f"search: {tmp_path / 'missing'}: No such file or directory\n")
 
 
 @pytest.mark.parametrize("words", [["--traceback", "catalog", "chips"], ["catalog", "chips", "--traceback"]])
@@ -472,14 +489,23 @@ def test_remedies_fit_with_the_fewest_changes_fastest_first():
         assert result.step_time_s == remedy.step_time_s
 
 
+def fits(point, strategy):
+    """None where a rule forbids it."""
+    try:
+        return bool(point.evaluate(strategy).feasible)
+    except ValueError:
+        return None
+
+
 def test_remedies_combine_changes_where_no_single_one_is_enough():
     sets = ["reference.published.zero_stage=0", "reference.published.recompute=none"]
     point = read_point("deepseek_v3", "published", sets)
     singles = [s for _, s in remedies.neighbours(point, point.strategy)]
-    found = remedies.remedies(point)
-    assert found
-    assert all(len(remedy.changes) == 2 and point.evaluate(remedy.strategy).feasible for remedy in found)
-    assert not any(remedy.strategy in singles for remedy in found)
+    assert not any(fits(point, s) for s in singles)
+    pairs = {s for single in singles if fits(point, single) is not None for _, s in remedies.neighbours(point, single)}
+    fastest = min(point.evaluate(s).step_time_s for s in pairs if fits(point, s))
+    assert remedies.remedies(point)[0].step_time_s == fastest
+    assert all(fits(point, remedy.strategy) for remedy in remedies.remedies(point))
 
 
 def test_more_chips_are_the_last_resort():
@@ -542,6 +568,9 @@ def test_why_explains_a_configuration(search):
     said = search(*words, "--set", "reference.fully_sharded.tp=3")
     assert (said.code, said.err) == (0, "")
     assert "is illegal: world: num_chips (64) must be divisible by tp (3)" in said.out
+    data = json.loads(search(*words, "--set", "reference.fully_sharded.tp=3", "--json").out)
+    assert (data["legal"], data["feasible"]) == (False, False)
+    assert data["reason"].startswith("world: ")
 
 
 # -------------------------------------------------------------------------------------------- validate, catalog, bench

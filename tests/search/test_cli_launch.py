@@ -75,7 +75,7 @@ def test_launch_shows_the_front_from_end_to_end(search, tmp_path, monkeypatch):
     places = sorted([row["id"] for row in rows].index(number) for number in shown)
     assert len(shown) == 6
     assert (places[0], places[-1]) == (0, len(rows) - 1)
-    assert max(b - a for a, b in zip(places, places[1:], strict=False)) <= len(rows) // 2
+    assert max(b - a for a, b in zip(places, places[1:], strict=False)) <= 8
     assert f"6 of {len(rows)} points of the front" in said.out
 
 
@@ -107,6 +107,16 @@ def test_a_configuration_has_a_front_of_one(search, tmp_path):
     (row,) = json.loads(said.out)["rows"]
     assert (said.code, row["strategy"]["tp"]) == (0, 8)
     assert row["step_time_s"] == json.loads(search("estimate", "config.yaml", "--json").out)["step_time_s"]
+
+
+def test_an_illegal_reference_is_shown_with_its_rule_and_null_numbers(search):
+    said = search("launch", SMALL, *INLINE, "--set", "reference.fully_sharded.tp=3", "--out", "run", "--json")
+    (row,) = json.loads(said.out)["reference"]
+    assert (said.code, row["feasible"], row["step_time_s"]) == (0, False, None)
+    assert "must be divisible by tp (3)" in row["reason"]
+    assert "must be divisible by tp (3)" in search("why", "run").out
+    refused = search("estimate", "run:fully_sharded")
+    assert (refused.code, refused.out) == (2, "")
 
 
 @pytest.mark.parametrize("sampler", ["auto", "exhaustive"])

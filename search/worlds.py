@@ -1,0 +1,115 @@
+"""What an enumeration is made of: worlds that share tables, structures as columns of integers, options as steps of ids.
+
+Only holds and counts; structures.py finds which are legal, nest.py sweeps them, candidates.py expands them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from estimator.compose import Tables
+from estimator.strategy import Recompute, Strategy
+from hardware.system import SystemSpec
+from search.axes import AXES
+from search.space import Space
+
+__all__ = ["FLAGS", "OPTION_AXES", "SIZES", "WORLD_AXES", "Choices", "Enumeration", "Structures", "World", "steps_of"]
+
+SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+WORLD_AXES = ("sequence_parallel", "context_parallel", "precision", "fusion", "layout", "optimizer")
+OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
+               "bucket_bytes")  # fmt: skip
+FLAGS = ("tp", "ep", "pp", "dp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Structures that share their tables: one system and one value of every axis that decides which ops exist.
+
+    The last recompute choice of the tables is none of the space's: on each column it is the cheapest, for bounds.
+    """
+
+    system: SystemSpec
+    strategy: Strategy
+    tables: Tables
+    choices: Choices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The option axes of one world, as arrays for jitted code; ids are what an option adds to a candidate's id.
+
+    `plain` [n, 2]: index into the recompute axis of the tables, id; `plain_recomputes`: the same choices.
+    `block_layers`, `block_ids`: layers of block recompute, ascending. `buckets`, `bucket_ids`: bytes, in axis order.
+    """
+
+    plain: np.ndarray
+    plain_recomputes: tuple[Recompute, ...]
+    block_layers: np.ndarray
+    block_ids: np.ndarray
+    buckets: np.ndarray
+    bucket_ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structures:
+    """Columns [S] of every legal structure.
+
+    `flags` [S, 4, 2]: what turning tp, ep, pp, dp overlap off or on adds to the id; -1 where that is not a candidate.
+    `zero` [S, 4]: the same for ZeRO stages. `num_blocks`: how many of the world's block-recompute depths apply.
+    `legal`: candidates under the structure, at least 1. `sizes` [S, SIZES and dp]: for constraints and display.
+    """
+
+    world: np.ndarray
+    row: np.ndarray
+    net: np.ndarray
+    layout: np.ndarray
+    schedule: np.ndarray
+    pp: np.ndarray
+    vpp: np.ndarray
+    num_micro_batches: np.ndarray
+    id: np.ndarray
+    flags: np.ndarray
+    zero: np.ndarray
+    num_blocks: np.ndarray
+    legal: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def take(self, index: np.ndarray | slice) -> Structures:
+        """Some of the rows."""
+        return Structures(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
+
+
+@dataclass(slots=True, kw_only=True)
+class Enumeration:
+    """All worlds and structures of a space, and what was rejected why.
+
+    `by_rule`: candidates by the first rule that rejects them, `no_effect` for repetitions, `constraint` for what a
+    constraint on structures refuses; raw = legal + all of them.
+    """
+
+    worlds: list[World] = field(default_factory=list)
+    structures: Structures
+    by_rule: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def legal(self) -> int:
+        """Legal candidates; options without effect are counted once."""
+        return int(self.structures.legal.sum())
+
+
+def steps_of(space: Space) -> dict[str, int]:
+    """By how much an id grows with one place on each axis, and with one `system`."""
+    steps: dict[str, int] = {}
+    step = 1
+    for axis in reversed(AXES):
+        steps[axis.name] = step
+        step *= len(space.axes[axis.name])
+    return {**steps, "system": step}

@@ -1,0 +1,158 @@
+"""The oracle of the search: every point of a small space through `evaluate`, one by one, in plain Python.
+
+Shares with the search only the readers of a space and `evaluate` itself. What an option without effect is, what
+constraints mean and what dominates is written down here once more, as a reader would say it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from estimator.rules import Case, check
+from estimator.step import evaluate
+from estimator.strategy import ContextParallel, Module, Recompute, RecomputeKind, Strategy
+from hardware.system import SystemSpec
+from search.axes import AXES, strategy_of
+from search.space import Space, parse_space
+
+SHORT = {"llama": "llama3_8b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3", "qwen": "qwen3_235b_a22b"}
+
+
+def space_of(
+    strategy: str, *, model: str = "llama", chips: str = "16", cluster: str = "dgx_h100", seq: int = 4096,
+    batch: int = 32, more: str = "", system: str = "",
+) -> Space:  # fmt: skip
+    """A space from the text of its strategy (flow YAML) and of whatever else it needs."""
+    where = system or f"{{cluster: {cluster}, num_chips: {chips}}}"
+    head = f"name: small\nmodel: {SHORT[model]}\nsystem: {where}\n"
+    work = f"workload: {{seq: {seq}, global_batch: {batch}}}\n"
+    return parse_space(f"{head}{work}strategy: {{{strategy}}}\n{more}")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One legal candidate: its canonical id, everything that may stand for it, and what `evaluate` says."""
+
+    id: int
+    ids: frozenset[int]
+    values: dict[str, float]
+    strategy: Strategy
+    fits: bool
+
+
+def raw_points(space: Space) -> Iterator[tuple[int, SystemSpec, dict[str, Any]]]:
+    """(id, system, values of the axes) of every point, in canonical order."""
+    names = [axis.name for axis in AXES]
+    points = itertools.product(space.systems, *(space.axes[name] for name in names))
+    for number, (system, *values) in enumerate(points):
+        yield number, system, dict(zip(names, values, strict=True))
+
+
+def modules_of(space: Space) -> set[Module]:
+    """Recompute modules that have a meaning on this model."""
+    model = space.model
+    out = {Module.CORE_ATTENTION, Module.LAYERNORM}
+    out |= {Module.MLA_UP_PROJ} if model.mla else set()
+    out |= {Module.MOE, Module.MOE_ACTIVATION} if model.moe else set()
+    out |= {Module.MLP, Module.MLP_ACTIVATION} if model.num_moe_layers < model.num_layers else set()
+    return out
+
+
+def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> Strategy | None:
+    """What a point means with every option without effect off; None where the point says what cannot be said."""
+    tp, cp, pp, ep, etp = (values[n] for n in ("tp", "cp", "pp", "ep", "etp"))
+    if system.num_chips % (tp * cp * pp):
+        return None
+    dp = system.num_chips // (tp * cp * pp)
+    values = dict(values)
+    recompute = values["recompute"]
+    if recompute.kind is RecomputeKind.SELECTIVE:
+        left = recompute.modules & modules_of(space)
+        values["recompute"] = Recompute(kind=RecomputeKind.SELECTIVE, modules=left) if left else Recompute()
+    if recompute.kind is not RecomputeKind.BLOCK:
+        values["recompute_layers"] = 0
+    elif values["recompute_layers"] == 0:
+        return None
+    alone = dp * cp == 1 and (tp * cp * dp) // (ep * etp) <= 1
+    if alone:
+        values |= {"zero_stage": 0, "overlap_dp": 0}
+    values |= {f"overlap_{n}": 0 for n, size in (("tp", tp), ("ep", ep), ("pp", pp)) if size == 1}
+    if not values["overlap_dp"] or values["zero_stage"] == 3:
+        values["bucket_bytes"] = 0
+    return strategy_of(values)
+
+
+def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
+    """Equal for points that are one candidate."""
+    depth = max(s.layout) if s.layout else math.ceil(space.model.num_layers / (s.pp * s.vpp))
+    recompute: Any = s.recompute
+    layers = s.recompute_layers
+    if s.recompute.kind is RecomputeKind.BLOCK and layers >= depth:
+        # A block that covers every chunk is full recompute, except that it leaves multi-token prediction alone.
+        recompute, layers = ("all layers", 0) if space.model.num_mtp_layers else (Recompute.parse("full"), 0)
+    split = s.sequence_parallel if s.tp > 1 else False
+    kind = s.context_parallel if s.cp > 1 else ContextParallel.RING
+    rest = replace(s, recompute=Recompute(), recompute_layers=0, sequence_parallel=split, context_parallel=kind)
+    return system, rest, recompute, layers
+
+
+def is_legal(space: Space, system: SystemSpec, s: Strategy) -> bool:
+    """Whether the rules let a strategy through, whatever it costs."""
+    return not check(Case.of(space.model, s, system, space.workload))[0]
+
+
+def candidates(space: Space, *, thorough: bool = False) -> list[Candidate]:
+    """Every legal candidate, evaluated; `thorough` evaluates each point that stands for it and wants the same bits."""
+    classes: dict[Any, list[tuple[int, Strategy]]] = {}
+    for number, system, values in raw_points(space):
+        s = plain_strategy(space, system, values)
+        if s is not None and is_legal(space, system, s):
+            classes.setdefault(key_of(space, system, s), []).append((number, s))
+    out = []
+    for (system, *_), members in classes.items():
+        first = min(members, key=lambda m: (m[1].recompute.kind is RecomputeKind.BLOCK, m[1].recompute_layers, m[0]))
+        told = [evaluate(space.model, s, system, space.workload) for _, s in (members if thorough else [first])]
+        values = {name: float(np.asarray(v)) for name, v in told[0].columns.items()}
+        for other in told[1:]:
+            assert other.columns == told[0].columns, (members, "are one candidate, but differ")
+        ids = frozenset(number for number, _ in members)
+        fits = bool(told[0].feasible)
+        out.append(Candidate(first[0], ids, {**values, "num_gpus": system.num_chips}, first[1], fits))
+    return out
+
+
+def allowed(space: Space, c: Candidate) -> bool:
+    """Whether all constraints hold, by Python's own evaluation of their text."""
+    s, chips = c.strategy, c.values["num_gpus"]
+    dp = chips / (s.tp * s.cp * s.pp)
+    names: dict[str, Any] = {**c.values, **s.sizes(), "dp": dp, "sequence_parallel": s.sequence_parallel,
+                             "num_micro_batches": space.workload.global_batch / dp / s.micro_batch}  # fmt: skip
+    names |= {"schedule": s.schedule.value, "recompute": str(s.recompute), "precision": s.precision,
+              "context_parallel": s.context_parallel.value, "optimizer": s.optimizer.value}  # fmt: skip
+    return all(eval(x.expression.text, {"min": min, "max": max, "abs": abs}, names) for x in space.constraints)
+
+
+def front(space: Space, among: list[Candidate]) -> dict[int, tuple[float, ...]]:
+    """Objectives by id of what nothing feasible and allowed dominates; of equals the lowest id."""
+    signs = [1.0 if o.minimise else -1.0 for o in space.objectives]
+    best: dict[tuple[float, ...], int] = {}
+    for c in among:
+        if c.fits and allowed(space, c):
+            point = tuple(sign * c.values[o.column] for sign, o in zip(signs, space.objectives, strict=True))
+            best[point] = min(best.get(point, c.id), c.id)
+    points = np.array(list(best), dtype=float).reshape(len(best), len(signs))
+    out = {}
+    for point, number in best.items():
+        beats = (points <= point).all(axis=1) & (points < point).any(axis=1)
+        if not beats.any():
+            out[number] = tuple(sign * x for sign, x in zip(signs, point, strict=True))
+    return out
+
+
+__all__ = ["Candidate", "allowed", "candidates", "front", "space_of"]
