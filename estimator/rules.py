@@ -13,7 +13,7 @@ import numpy as np
 
 from estimator.model import ModelSpec
 from estimator.precision import recipe
-from estimator.strategy import ContextParallel, RecomputeKind, Schedule, Strategy
+from estimator.strategy import ContextParallel, RankOrder, RecomputeKind, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -43,6 +43,8 @@ class Case:
         sizes["edp"] = np.maximum(
             sizes["tp"] * sizes["cp"] * sizes["dp"] // np.maximum(sizes["etp"] * sizes["ep"], 1), 1
         )
+        copies = 2.0 if strategy.schedule is Schedule.DUALPIPE else 1.0  # stages that hold the same weights
+        sizes["copies"] = np.full(sizes["dp"].shape, copies)
         return cls(model, strategy, system, workload, sizes)
 
     def take(self, rows: np.ndarray) -> Case:
@@ -109,6 +111,12 @@ def _experts(c: Case) -> np.ndarray:
 
 def _expert_world(c: Case) -> np.ndarray:
     return np.asarray((c.tp * c.cp * c.dp) % np.maximum(c.ep * c.etp, 1) == 0)
+
+
+def _experts_inside(c: Case) -> np.ndarray:
+    if c.model.moe is None or c.strategy.rank_order is RankOrder.TP_CP_DP_PP:
+        return _true(c)
+    return np.asarray((c.tp * c.cp) % np.maximum(c.ep * c.etp, 1) == 0)
 
 
 def _moe_sequence_parallel(c: Case) -> np.ndarray:
@@ -204,6 +212,8 @@ RULES: tuple[Rule, ...] = (
     Rule("expert_world", _expert_world,
          "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
          "lower ep or etp, or pp to raise dp"),
+    Rule("rank_order", _experts_inside, "ranks in the order tp-cp-pp-dp keep experts inside tp * cp: {tp} * {cp} must be "
+         "divisible by ep * etp ({ep} * {etp})", "lower ep or etp, or use rank_order: tp-cp-dp-pp"),
     Rule("moe_sequence_parallel", _moe_sequence_parallel, "experts with tp ({tp}) > 1 need sequence_parallel",
          "set sequence_parallel: true"),
     Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that without ulysses) and, under "

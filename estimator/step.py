@@ -61,7 +61,7 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
     has_blocks = s.recompute.kind is RecomputeKind.BLOCK
     builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,), has_blocks)
     row_of, rows = distinct(sizes, ROW_SIZES)
-    net_of, nets = distinct(sizes, (*NET_SIZES, "dp"))
+    net_of, nets = distinct(sizes, NET_SIZES)
     layout_of, places = distinct(sizes, ("pp", "vpp"))
     made = [builder.layout(s.schedule, int(pp), int(v)) for pp, v in zip(places["pp"], places["vpp"], strict=True)]
     tables = builder.tables(rows, nets)

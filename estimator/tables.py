@@ -14,7 +14,7 @@ import numpy as np
 
 from estimator.build import build
 from estimator.compose import Constants, Net, Tables
-from estimator.cost.collective import collective, point_to_point, scalar_all_reduce_latency
+from estimator.cost.collective import nested, point_to_point, scalar_all_reduce_latency
 from estimator.cost.table import PriceTable, price_table
 from estimator.cost.work import work
 from estimator.graph import OpGraph
@@ -23,7 +23,7 @@ from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
-from estimator.strategy import ContextParallel, Fusion, Recompute, RecomputeKind, Schedule, Size, Strategy
+from estimator.strategy import ContextParallel, Fusion, RankOrder, Recompute, RecomputeKind, Schedule, Size, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -32,7 +32,7 @@ __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "model_flops_per_toke
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Split = tuple[bool, ContextParallel, frozenset[Fusion]]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
-NET_SIZES = ("tp", "cp", "pp", "ep", "etp")
+NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
 
 UPDATE_BYTES_EXTRA = 2.0  # the bf16 weight that the update writes, beside reading the gradient and both ways the states
 FIXED_HOST_S = 5e-3  # data loader hand-over, loss logging, optimizer launch; assumption
@@ -76,24 +76,36 @@ def _rows(
 
 
 @lru_cache(maxsize=4096)
-def _one_net(system: SystemSpec, has_experts: bool, sizes: tuple[float, ...]) -> np.ndarray:
-    n = {name: np.array([size]) for name, size in zip((*NET_SIZES, "dp"), sizes, strict=True)}
-    return group_costs(system, has_experts, n)
+def _one_net(system: SystemSpec, has_experts: bool, order: RankOrder, sizes: tuple[float, ...]) -> np.ndarray:
+    n = {name: np.array([size]) for name, size in zip(NET_SIZES, sizes, strict=True)}
+    return group_costs(system, has_experts, order, n)
 
 
-def group_costs(system: SystemSpec, has_experts: bool, n: dict[str, np.ndarray]) -> np.ndarray:
-    """Costs of data-parallel groups and stage hops [G, Net].
+def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray]) -> np.ndarray:
+    """Costs of data-parallel groups and stage hops [G, Net] for NET_SIZES, each [G].
 
-    Rank order tp, cp, dp, pp; etp, ep, edp fold over the same ranks.
+    Ranks run tp, cp, dp, pp from the inside out, or tp, cp, pp, dp; experts fold over tp, cp, dp as etp, ep, edp.
+    `copies`: ranks of other stages that hold the same weights (DualPipe: rank p-1-i, half a pipeline away on average);
+    they share gradients and states like data-parallel ranks.
     """
-    dense = n["dp"] * n["cp"]
-    expert = n["tp"] * n["cp"] * n["dp"] / (n["etp"] * n["ep"])
-    ring = collective(Traffic.REDUCE_SCATTER, system, dense, n["tp"])
-    expert_ring = collective(Traffic.REDUCE_SCATTER, system, expert, n["etp"] * n["ep"])
-    hop = point_to_point(system, n["tp"] * n["cp"] * n["dp"])
-    out = np.empty((len(dense), len(Net)))
-    out[:, Net.DP], out[:, Net.DP_PER_BYTE], out[:, Net.DP_LATENCY] = dense, ring.per_byte, ring.latency_s
-    out[:, Net.EDP] = expert
+    inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
+    if order is RankOrder.TP_CP_DP_PP:
+        stage = inner * n["dp"]
+        dense = [(n["cp"] * n["dp"], n["tp"])]
+        expert = [(stage / experts, experts)]
+    else:
+        stage = inner
+        replicas = (n["dp"], inner * n["pp"])
+        dense = [(n["cp"], n["tp"]), replicas]
+        expert = [(inner / experts, experts), replicas]
+    twins = (n["copies"], stage * np.maximum(n["pp"] / 2, 1.0))
+    ring = nested(Traffic.REDUCE_SCATTER, system, [*dense, twins])
+    expert_ring = nested(Traffic.REDUCE_SCATTER, system, [*expert, twins])
+    hop = point_to_point(system, stage)
+    out = np.empty((len(inner), len(Net)))
+    out[:, Net.DP] = n["cp"] * n["dp"] * n["copies"]
+    out[:, Net.DP_PER_BYTE], out[:, Net.DP_LATENCY] = ring.per_byte, ring.latency_s
+    out[:, Net.EDP] = inner * n["dp"] / experts * n["copies"]
     out[:, Net.EDP_PER_BYTE], out[:, Net.EDP_LATENCY] = expert_ring.per_byte, expert_ring.latency_s
     out[:, Net.HOP_PER_BYTE], out[:, Net.HOP_LATENCY] = hop.per_byte, hop.latency_s
     if not has_experts:
@@ -167,7 +179,7 @@ class TableBuilder:
         return self._made[layout].first.shape[1] - 1
 
     def tables(self, rows: dict[str, np.ndarray], nets: dict[str, np.ndarray]) -> Tables:
-        """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES and dp, each [G]); pack the layouts seen so far."""
+        """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES, each [G]); pack the layouts seen so far."""
         prices = self._prices(rows)
         kinds, slots = prices.base.shape[1], max(lay.chunks_of.shape[1] for lay in self._made)
         sums = np.zeros(5, dtype=np.int64)  # classes, rows of `first`, ranks, chunks, leads so far
@@ -203,7 +215,8 @@ class TableBuilder:
 
     def _nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
         has_experts = self.model.moe is not None
+        order = self.strategy.rank_order
         if len(nets["dp"]) == 1:
-            sizes = tuple(float(nets[name][0]) for name in (*NET_SIZES, "dp"))
-            return _one_net(self.system, has_experts, sizes)
-        return group_costs(self.system, has_experts, nets)
+            sizes = tuple(float(nets[name][0]) for name in NET_SIZES)
+            return _one_net(self.system, has_experts, order, sizes)
+        return group_costs(self.system, has_experts, order, nets)

@@ -194,7 +194,8 @@ class _Maker:
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         sizes = {name: joined["sizes"][:, i] for i, name in enumerate((*SIZES, "dp"))}
         row_of, rows = distinct(sizes, ROW_SIZES)
-        net_of, nets = distinct(sizes, (*NET_SIZES, "dp"))
+        sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)
+        net_of, nets = distinct(sizes, NET_SIZES)
         tables = _with_corner(builder.tables(rows, nets))
         self.worlds.append(World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder)))
         yield {**joined, "world": np.full(len(row_of), len(self.worlds) - 1), "row": row_of, "net": net_of}

@@ -19,7 +19,7 @@ from search.space import Space
 __all__ = ["FLAGS", "OPTION_AXES", "SIZES", "WORLD_AXES", "Choices", "Enumeration", "Structures", "World", "steps_of"]
 
 SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-WORLD_AXES = ("sequence_parallel", "context_parallel", "precision", "fusion", "layout", "optimizer")
+WORLD_AXES = ("sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout", "optimizer")
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
 FLAGS = ("tp", "ep", "pp", "dp")

@@ -7,6 +7,7 @@ Costs are linear in V, so they are given as seconds per byte and seconds; both a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ from estimator.op import Array, Traffic
 from hardware.link import Collective
 from hardware.system import SystemSpec
 
-__all__ = ["Linear", "collective", "point_to_point", "scalar_all_reduce_latency"]
+__all__ = ["Linear", "collective", "nested", "point_to_point", "scalar_all_reduce_latency"]
 
 
 WIRE = {
@@ -64,10 +65,22 @@ def _one_collective(
     return Linear(np.asarray(cost.per_byte).item(), np.asarray(cost.latency_s).item())
 
 
+def nested(kind: Traffic, system: SystemSpec, factors: Sequence[tuple[Array, Array]]) -> Linear:
+    """Cost over groups that are a product of (size, stride) factors, each outside the one before: ranks of a group that
+    are not evenly spaced, such as cp and dp with the pipeline between them."""
+    members = np.asarray(1.0)
+    for size, stride in factors:
+        members = members * system.members(size, stride)
+    return _over(kind, system, members, 1.0, 0)
+
+
 def _collective(
     kind: Traffic, system: SystemSpec, size: Array, stride: Array, fanout: float, max_domains: int
 ) -> Linear:
-    members = system.members(size, stride)
+    return _over(kind, system, system.members(size, stride), fanout, max_domains)
+
+
+def _over(kind: Traffic, system: SystemSpec, members: np.ndarray, fanout: float, max_domains: int) -> Linear:
     n = members[..., -1]
     if kind is Traffic.COPY:
         return Linear(0.0 * n, 0.0 * n)

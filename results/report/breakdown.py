@@ -53,15 +53,26 @@ def waterfall(row: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def memory_table(stages: Sequence[Mapping[str, float]], *, capacity_bytes: float | None = None) -> str:
+def memory_table(
+    stages: Sequence[Mapping[str, float]], *, capacity_bytes: float | None = None,
+    outside: tuple[float, float] | None = None,
+) -> str:  # fmt: skip
     """Bytes per item (rows) and stage (columns); `stages` hold item -> bytes. Equal neighbours share a column.
 
-    A star marks the fullest stage.
+    A star marks the fullest stage. With `outside` (the allocator's factor, bytes of driver context and communicators)
+    the table goes on from what tensors take (allocated) to what the allocator holds (reserved) and the driver reports
+    (device).
     """
     if not stages:
         return "no stages\n"
     groups = _runs(stages)
-    totals = [sum(stages[first].values()) for first, _ in groups]
+    allocated = [sum(stages[first].values()) for first, _ in groups]
+    totals, sums = allocated, [("total", allocated)]
+    if outside is not None:
+        factor, context_bytes = outside
+        reserved = [total * factor for total in allocated]
+        totals = [total + context_bytes for total in reserved]
+        sums = [("allocated", allocated), ("reserved", reserved), ("device", totals)]
     fullest = totals.index(max(totals))
     items = list(dict.fromkeys(item for stage in stages for item in stage))
     lines: list[str] = []
@@ -70,8 +81,9 @@ def memory_table(stages: Sequence[Mapping[str, float]], *, capacity_bytes: float
         header = ["stage", *(_span(*groups[g]) + ("*" if g == fullest else "") for g in block)]
         rows = [[item, *(_bytes(stages[groups[g][0]].get(item, 0.0)) for g in block)] for item in items]
         rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
-        table = columns(header, [*rows, ["total", *(format_bytes(totals[g]) for g in block)]])
-        lines += ([""] if lines else []) + [*table[:-1], table[1], table[-1]]
+        rows += [[name, *(format_bytes(values[g]) for g in block)] for name, values in sums]
+        table = columns(header, rows)
+        lines += ([""] if lines else []) + [*table[: -len(sums)], table[1], *table[-len(sums) :]]
     if capacity_bytes is not None:
         share = totals[fullest] / capacity_bytes
         lines.append(f"fullest stage {_span(*groups[fullest])}: {share:.1%} of {format_bytes(capacity_bytes)}")

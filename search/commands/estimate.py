@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from estimator.memory import RESERVED_FACTOR
 from estimator.result import StageResult, StepResult
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
@@ -103,7 +104,10 @@ def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:
         f"memory; not counted: {NOT_COUNTED}",
         f"worst stage {worst.rank}: {counters}",
         f"its largest items: {largest}",
-        memory_table([stage.memory for stage in result.stages], capacity_bytes=point.system.usable_hbm_bytes).rstrip(),
+        memory_table(
+            [stage.memory for stage in result.stages], capacity_bytes=point.system.usable_hbm_bytes,
+            outside=(RESERVED_FACTOR, point.system.chip.context_bytes),
+        ).rstrip(),  # fmt: skip
     ]
 
 

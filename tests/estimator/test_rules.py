@@ -10,7 +10,7 @@ import pytest
 from estimator.rules import RULES, Case, check, explain
 from estimator.schedule import check_conditions
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, Overlap, Recompute, Schedule, Strategy
+from estimator.strategy import ContextParallel, Overlap, RankOrder, Recompute, Schedule, Strategy
 from estimator.workload import Workload
 from hardware import catalog
 from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, h100
@@ -26,6 +26,7 @@ OFFENDERS = {
     "ffn": (replace(LLAMA, ffn=3001), Strategy(tp=2), r"ffn \(3001\).*tp \(2\)"),
     "experts": (MIXTRAL, Strategy(ep=16), r"experts \(8\) must be divisible by ep \(16\)"),
     "expert_world": (MIXTRAL, Strategy(pp=4, ep=8, etp=4), r"tp \* cp \* dp .* must be divisible by ep \* etp"),
+    "rank_order": (MIXTRAL, Strategy(ep=4, rank_order=RankOrder.TP_CP_PP_DP), r"1 \* 1 must be divisible by ep \* etp"),
     "moe_sequence_parallel": (MIXTRAL, Strategy(tp=2), "need sequence_parallel"),
     "sequence": (LLAMA, Strategy(cp=64), r"seq \(2000\) must be divisible by cp \(64\)"),
     "ulysses": (LLAMA, Strategy(cp=8, context_parallel=ContextParallel.ULYSSES), r"tp \* cp \(1 \* 8\)"),

@@ -205,7 +205,7 @@ def test_zero_bubble_h1_hides_weight_gradients_in_the_bubble(monkeypatch):
     builder = TableBuilder(LLAMA, h100(8), WORK, Strategy(pp=4))
     builder.layout(Schedule.ONE_F_ONE_B, 4, 1)
     rows = {name: np.ones(1) for name in tables_module.ROW_SIZES}
-    nets = {name: np.ones(1) for name in (*tables_module.NET_SIZES, "dp")}
+    nets = {name: np.ones(1) for name in tables_module.NET_SIZES}
     dense = builder.graph.kinds.index(BlockKind.DENSE)
     w = 2 * float(builder.tables(rows, nets).base[0, dense, [Base.W_COMP, Base.W_HOST]].sum())
     assert plain.bubble_s - split.bubble_s == pytest.approx(3 * 2 * w, rel=1e-9)
