@@ -91,7 +91,7 @@ def strategy_at(space: Space, index: int) -> tuple[SystemSpec, Strategy]:
 def _without_idle_options(s: Strategy, system: SystemSpec) -> Strategy:
     """A scalar strategy with options that change nothing written as off: what a person would launch."""
     dp = system.num_chips // (s.tp * s.cp * s.pp)
-    shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1
+    shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1 or s.schedule is Schedule.DUALPIPE
     off: dict[str, int] = {}
     off |= {"overlap_tp": 0} if s.tp == 1 else {}
     off |= {"overlap_ep": 0} if s.ep == 1 else {}
@@ -194,7 +194,7 @@ class _Maker:
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         sizes = {name: joined["sizes"][:, i] for i, name in enumerate((*SIZES, "dp"))}
         row_of, rows = distinct(sizes, ROW_SIZES)
-        sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)
+        sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)  # as rules.Case has it
         net_of, nets = distinct(sizes, NET_SIZES)
         tables = _with_corner(builder.tables(rows, nets))
         self.worlds.append(World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder)))
@@ -257,10 +257,17 @@ class _Maker:
                 self.examples.setdefault(rule, example)
 
     def _repeats(self, case: Case, places: dict[str, int], ok: np.ndarray) -> np.ndarray:
-        """Points that an earlier value of an axis stands for: sequence parallelism at tp 1, the kind of cp at cp 1."""
+        """Points that an earlier value of an axis stands for.
+
+        Without effect are sequence parallelism at tp 1, the kind of cp at cp 1, the order of ranks at pp 1 or dp 1.
+        """
         repeats = np.zeros_like(ok)
-        for axis, size in (("sequence_parallel", "tp"), ("context_parallel", "cp")):
-            idle = np.flatnonzero(ok & (case.sizes[size] == 1))
+        alone = {
+            "sequence_parallel": case.tp == 1, "context_parallel": case.cp == 1,
+            "rank_order": (case.pp == 1) | (case.dp == 1),
+        }  # fmt: skip
+        for axis, has_no_effect in alone.items():
+            idle = np.flatnonzero(ok & has_no_effect)
             for value in self.space.axes[axis][: places[axis]] if idle.size else ():
                 mine = case.take(idle)
                 earlier: dict[str, Any] = {axis: value}
@@ -274,7 +281,7 @@ class _Maker:
         place_of, places = distinct(s, ("pp", "vpp"))
         layouts = [builder.layout(schedule, int(p), int(v)) for p, v in zip(places["pp"], places["vpp"], strict=True)]
         depths = np.array([builder.depth(i) for i in layouts])[place_of]
-        shared = (s["dp"] * s["cp"] > 1) | (s["edp"] > 1)
+        shared = (s["dp"] * s["cp"] * s["copies"] > 1) | (s["edp"] > 1)
         refuses = _refused_overlaps(case.strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
         num_blocks = self._num_blocks(depths)

@@ -346,7 +346,7 @@ def best_of(plan: Plan, found: Swept) -> np.ndarray:
 def fingerprint(plan: Plan) -> str:
     """Tells apart plans whose blocks hold other structures, or other prices."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (plan.enumeration.structures.id[plan.order], plan.lows[plan.order], np.array(plan.bounded)):
+    for part in (plan.enumeration.structures.id, plan.lows, plan.order, np.array(plan.bounded)):
         digest.update(part.tobytes())
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from estimator.rules import Case, check
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, Module, Recompute, RecomputeKind, Strategy
+from estimator.strategy import ContextParallel, Module, RankOrder, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
 from search.space import Space, parse_space
@@ -79,7 +79,8 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         values["recompute_layers"] = 0
     elif values["recompute_layers"] == 0:
         return None
-    alone = dp * cp == 1 and (tp * cp * dp) // (ep * etp) <= 1
+    twice = values["schedule"] is Schedule.DUALPIPE  # two ranks hold the same weights whatever dp is
+    alone = dp * cp == 1 and (tp * cp * dp) // (ep * etp) <= 1 and not twice
     if alone:
         values |= {"zero_stage": 0, "overlap_dp": 0}
     values |= {f"overlap_{n}": 0 for n, size in (("tp", tp), ("ep", ep), ("pp", pp)) if size == 1}
@@ -98,7 +99,9 @@ def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
         recompute, layers = ("all layers", 0) if space.model.num_mtp_layers else (Recompute.parse("full"), 0)
     split = s.sequence_parallel if s.tp > 1 else False
     kind = s.context_parallel if s.cp > 1 else ContextParallel.RING
+    order = s.rank_order if s.pp > 1 and system.num_chips > s.tp * s.cp * s.pp else RankOrder.TP_CP_DP_PP
     rest = replace(s, recompute=Recompute(), recompute_layers=0, sequence_parallel=split, context_parallel=kind)
+    rest = replace(rest, rank_order=order)
     return system, rest, recompute, layers
 
 
