@@ -139,7 +139,8 @@ def _sequence(c: Case) -> np.ndarray:
 def _ulysses(c: Case) -> np.ndarray:
     if c.strategy.context_parallel is not ContextParallel.ULYSSES:
         return _true(c)
-    return _divides(c.model.num_heads, c.tp * c.cp) & _divides(c.model.num_kv_heads, c.tp * c.cp)
+    split = _divides(c.model.num_heads, c.tp * c.cp) & _divides(c.model.num_kv_heads, c.tp * c.cp)
+    return (c.cp == 1) | split
 
 
 def _layers(c: Case) -> np.ndarray:

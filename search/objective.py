@@ -25,6 +25,7 @@ __all__ = [
     "exactness",
     "strategy_values",
     "text_code",
+    "conjuncts",
 ]
 
 MAX_OBJECTIVES = 4
@@ -92,7 +93,7 @@ class Constraint:
         Conjuncts count one by one. One that looks at strategy alone selects candidates before they are compared, so it
         is bounded; one that mixes strategy with result is not: the dominating candidate may have another strategy.
         """
-        return all(_is_bounded(steps) for steps in _conjuncts(self.expression.steps))
+        return all(_is_bounded(steps) for steps in conjuncts(self.expression.steps))
 
 
 def exactness(objectives: Sequence[Objective], constraints: Sequence[Constraint]) -> tuple[bool, str]:
@@ -115,12 +116,12 @@ def exactness(objectives: Sequence[Objective], constraints: Sequence[Constraint]
 Steps = Sequence[Step]
 
 
-def _conjuncts(steps: Steps) -> list[Steps]:
+def conjuncts(steps: Steps) -> list[Steps]:
     """The programs between the outermost `and`s."""
     if steps[-1][0] is not Opcode.AND:
         return [steps]
     middle = _start(steps, len(steps) - 2)
-    return _conjuncts(steps[:middle]) + _conjuncts(steps[middle:-1])
+    return conjuncts(steps[:middle]) + conjuncts(steps[middle:-1])
 
 
 def _start(steps: Steps, end: int) -> int:

@@ -30,7 +30,7 @@ from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, r
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
 from search.expression import Expression, strategy_values
-from search.objective import _conjuncts
+from search.objective import conjuncts
 from search.space import Space
 from search.worlds import (
     FLAGS,
@@ -69,7 +69,7 @@ def structure_filters(space: Space) -> tuple[list[Expression], list[Expression]]
     parts = [
         Expression(text=c.expression.text, steps=tuple(steps))
         for c in space.constraints
-        for steps in _conjuncts(c.expression.steps)
+        for steps in conjuncts(c.expression.steps)
     ]
     early = [part for part in parts if OF_STRUCTURE.issuperset(part.variables)]
     return early, [part for part in parts if not OF_STRUCTURE.issuperset(part.variables)]

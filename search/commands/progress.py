@@ -86,10 +86,13 @@ class LiveBar:
         self._bar.update(self._task, description=text)
 
     def update(self, state: Update) -> None:
-        """Moves the bar."""
+        """Moves the bar; the first time at once, for a short sweep ends before the bar would draw itself."""
+        begins = self._first is None
         self._first = self._first or state
         line = progress_line(state, self._first)
         self._bar.update(self._task, total=max(state.legal, 1), completed=state.candidates_done, description=line)
+        if begins:
+            self._bar.refresh()
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -117,11 +117,11 @@ def test_each_system_has_its_own_legality():
     assert (s.sizes[:, [0, 1, 2, 7]].prod(axis=1) == chips).all()
 
 
-def test_the_ring_stands_for_ulysses_where_ulysses_is_refused():
-    space = SMALL["more ranks than kv heads"]  # ulysses comes first, yet its rule wants 8 kv heads to divide by tp 16
+def test_the_first_kind_of_context_parallelism_stands_for_all_at_cp_1_and_the_legal_ones_beyond():
+    space = SMALL["more ranks than kv heads"]  # at cp 2, ulysses wants 8 kv heads to divide by tp * cp = 16
     _, ids = expanded(space)
     found = {(s.tp, s.cp, s.context_parallel.value) for _, s in (strategy_at(space, int(i)) for i in ids)}
-    assert (16, 1, "ring") in found
+    assert found == {(8, 1, "ulysses"), (16, 1, "ulysses"), (8, 2, "ring")}
 
 
 def test_an_option_that_nothing_can_use_leaves_no_structure():
