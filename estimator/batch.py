@@ -12,24 +12,28 @@ from numba import njit
 from estimator.compose import (
     Net,
     Tables,
+    again_seconds,
     bucket_terms,
     choose_columns,
     chunk_seconds,
+    cover_of,
     finish,
     gather_wire,
     gradient_wire,
     hidden_behind,
+    once_seconds,
     pieces_of,
     place_of,
     rank_params,
     rank_windows,
-    span_of,
-    spread,
+    spans_of,
     update_seconds,
+    zero_traffic,
 )
 from estimator.cost.table import Again, Base
+from estimator.lanes import WIDTH, first, put, splat
 from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, Item, chunk_bytes, moving_bytes, static_bytes
-from estimator.span import DUALPIPE, ZB_H1, in_flight_peak
+from estimator.span import DUALPIPE, ZB_H1, in_flight_peak, scratch_rows
 
 __all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "splits_backward", "staging_bytes"]
 
@@ -162,33 +166,23 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             continue
         choose_columns(base, again, tp, ep, f, b, w, r)
         hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
-        class_f, class_b, class_w = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
-        split = splits_backward(code)
-        chunk_seconds(
-            place.counts,
-            place.first,
-            layers,
-            choice,
-            f,
-            b,
-            w,
-            r,
-            split,
-            zero,
-            dp,
-            base,
-            net,
-            c,
-            class_f,
-            class_b,
-            class_w,
-        )
-        cf, cb, cw = np.empty(num_chunks), np.empty(num_chunks), np.empty(num_chunks)
-        spread(place.class_of, class_f, class_b, class_w, hop, pp == 0, cf, cb, cw)
-        span = span_of(code, cf, cb, cw, hop, pp == 0, p, v, m)
+        # One candidate fills all lanes; lane 0 is read.
+        classes, chunks = np.empty((3 * num_classes, WIDTH)), np.empty((3 * num_chunks, WIDTH))
+        splits = splits_backward(code)
+        for j in range(num_classes):
+            once = once_seconds(place.counts, j, f, b, w)
+            tr = again_seconds(place.counts, place.first, j, layers, choice, r)
+            traffic = zero_traffic(place.counts, j, base, net, c)
+            tf, tb, tw = chunk_seconds(once, tr, splits, zero, dp, traffic)
+            put(classes, j, splat(tf))
+            put(classes, num_classes + j, splat(tb))
+            put(classes, 2 * num_classes + j, splat(tw))
+        pipe = np.empty((scratch_rows(p), WIDTH))
+        span = first(spans_of(place.class_of, classes, chunks, pipe, hop, pp == 0, code, p, v, m))
+        cf, cb, cw = chunks[:num_chunks, 0], chunks[num_chunks : 2 * num_chunks, 0], chunks[2 * num_chunks :, 0]
         num_leads = place.leads.size
-        win_f, win_b = np.empty(num_leads), np.empty(num_leads)
-        rank_windows(place, class_f, class_b, class_w, win_f, win_b)
+        windows = np.empty((2 * num_leads, WIDTH))
+        rank_windows(place.leads, place.slots, classes, windows)
         each = m / 2 if code == DUALPIPE else m * 1.0
         exposed = -1.0
         update = 0.0
@@ -203,14 +197,14 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             if dp:
                 pieces = pieces_of(c.grad_bytes * (d + e), rows.bucket[i])
                 total, least = bucket_terms(grad_s, grad_latency, pieces)
-                mine = hidden_behind(total, least, win_b[n])
+                mine = hidden_behind(total, least, cover_of(windows[num_leads + n, 0]))
                 total, least = bucket_terms(gather_s, gather_latency, pieces)
-                gather = max(gather, hidden_behind(total, least, win_f[n]))
+                gather = max(gather, hidden_behind(total, least, cover_of(windows[n, 0])))
             else:
                 mine = grad_s + grad_latency
                 gather = max(gather, gather_s + gather_latency)
             update = max(update, update_seconds(d, e, zero, net, c))
-            busy = win_f[n] + win_b[n]
+            busy = windows[n, 0] + windows[num_leads + n, 0]
             if mine > exposed or (mine == exposed and busy > busiest):
                 exposed, busiest, last = mine, busy, rank
         out[i, O_STEP] = finish(span, exposed, update, gather, c)

@@ -14,12 +14,13 @@ import numpy as np
 from numba import njit
 
 from estimator.cost.table import SLOWDOWN, Again, Base
-from estimator.span import pipeline_span
+from estimator.lanes import larger, load, put, splat
+from estimator.span import pipeline_spans
 
 __all__ = [
-    "Constants", "Net", "Place", "Tables", "bucket_terms", "choose_columns", "chunk_seconds", "finish", "gather_wire",
-    "gradient_wire", "hidden_behind", "pieces_of", "place_of", "rank_params", "rank_windows", "span_of", "spread",
-    "update_seconds",
+    "Constants", "Net", "Place", "Tables", "again_seconds", "bucket_terms", "choose_columns", "chunk_seconds",
+    "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind", "once_seconds", "pieces_of", "place_of",
+    "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
 ]  # fmt: skip
 
 
@@ -127,67 +128,78 @@ def beside(window, traffic):
 
 
 @njit(cache=True)
-def chunk_seconds(
-    counts, first, layers, choice, f, b, w, r, splits, zero, overlap_dp, base, net, c, out_f, out_b, out_w
-):
-    """Seconds of one micro-batch on each class of chunks.
+def once_seconds(counts, j, f, b, w):
+    """Seconds of one micro-batch on class j of chunks without recompute: forward, input gradient, weight gradient."""
+    tf = 0.0
+    tb = 0.0
+    tw = 0.0
+    for k in range(counts.shape[1]):
+        n = counts[j, k]
+        if n > 0:
+            tf += n * f[k]
+            tb += n * b[k]
+            tw += n * w[k]
+    return tf, tb, tw
 
-    ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for every micro-batch. Schedules that do
-    not split backward get W inside B.
-    """
-    num_classes, kinds = counts.shape
-    depth = first.shape[0] // num_classes
-    for j in range(num_classes):
-        tf = 0.0
-        tb = 0.0
-        tw = 0.0
-        tr = 0.0
-        for k in range(kinds):
-            n = counts[j, k]
-            if n > 0:
-                tf += n * f[k]
-                tb += n * b[k]
-                tw += n * w[k]
-                if layers > 0:
-                    full = first[j * depth + min(layers, depth - 1), k]
-                    tr += full * r[1, k] + (n - full) * r[0, k]
-                else:
-                    tr += n * r[choice, k]
-        tb += tr
-        if not splits:
-            tb += tw
-            tw = 0.0
-        if zero >= 2:
-            gather, scatter = zero_traffic(counts, j, base, net, c)
-            back = scatter + gather if zero >= 3 else scatter
-            if overlap_dp:
-                tb = beside(tb, back)
-                if zero >= 3:
-                    tf = beside(tf, gather)
+
+@njit(cache=True)
+def again_seconds(counts, first, j, layers, choice, r):
+    """Seconds of what class j of chunks computes again for one micro-batch; `r` [choices, K]."""
+    depth = first.shape[0] // counts.shape[0]
+    tr = 0.0
+    for k in range(counts.shape[1]):
+        n = counts[j, k]
+        if n > 0:
+            if layers > 0:
+                full = first[j * depth + min(layers, depth - 1), k]
+                tr += full * r[1, k] + (n - full) * r[0, k]
             else:
-                tb += back
-                if zero >= 3:
-                    tf += gather
-        out_f[j] = tf
-        out_b[j] = tb
-        out_w[j] = tw
+                tr += n * r[choice, k]
+    return tr
 
 
 @njit(cache=True)
-def spread(class_of, class_f, class_b, class_w, hop, blocking, f, b, w):
-    """Seconds of each chunk [C] from those of its class. Sends that block occupy their sender."""
-    last = class_of.size - 1
-    sent = hop if blocking else 0.0
+def chunk_seconds(once, tr, splits, zero, overlap_dp, traffic):
+    """Seconds of one micro-batch on a chunk: forward, input gradient and weight gradient.
+
+    `once`: without recompute, of `once_seconds`; `tr`: of recompute; `traffic`: of `zero_traffic`. ZeRO-2 reduces
+    gradients and ZeRO-3 gathers weights (forward and backward) for every micro-batch. Schedules that do not split
+    backward get W inside B.
+    """
+    tf, tb, tw = once
+    tb += tr
+    if not splits:
+        tb += tw
+        tw = 0.0
+    if zero >= 2:
+        gather, scatter = traffic
+        back = scatter + gather if zero >= 3 else scatter
+        if overlap_dp:
+            tb = beside(tb, back)
+            if zero >= 3:
+                tf = beside(tf, gather)
+        else:
+            tb += back
+            if zero >= 3:
+                tf += gather
+    return tf, tb, tw
+
+
+@njit(cache=True, inline="always")
+def spans_of(class_of, classes, chunks, pipe, hop, blocking, code, p, v, m):
+    """Makespans of the pipeline, in lanes.
+
+    `classes` [3 Q]: f, b, w of each class; scratch: `chunks` [3 C], where the seconds of each chunk stay, and `pipe`.
+    Sends that block occupy their sender; others are latency between stages.
+    """
+    num, last, sent = classes.shape[0] // 3, class_of.size - 1, hop if blocking else 0.0
     for j in range(last + 1):
-        f[j] = class_f[class_of[j]] + (sent if j < last else 0.0)
-        b[j] = class_b[class_of[j]] + (sent if j > 0 else 0.0)
-        w[j] = class_w[class_of[j]]
-
-
-@njit(cache=True)
-def span_of(code, f, b, w, hop, blocking, p, v, m):
-    """Makespan of the pipeline: hops that do not block are latency between stages."""
-    return pipeline_span(code, f, b, w, 0.0 if blocking else hop, p, v, m)
+        q = class_of[j]
+        put(chunks, j, load(classes, q) + (sent if j < last else 0.0))
+        put(chunks, last + 1 + j, load(classes, num + q) + (sent if j > 0 else 0.0))
+        put(chunks, 2 * (last + 1) + j, load(classes, 2 * num + q))
+    f, b, w = chunks[: last + 1], chunks[last + 1 : 2 * (last + 1)], chunks[2 * (last + 1) : 3 * (last + 1)]
+    return pipeline_spans(code, f, b, w, 0.0 if blocking else hop, p, v, m, pipe)
 
 
 @njit(cache=True)
@@ -204,17 +216,21 @@ def rank_params(held, base, dense, expert):
 
 
 @njit(cache=True)
-def rank_windows(place, class_f, class_b, class_w, win_f, win_b):
-    """Seconds of one micro-batch's forward and backward on each leading rank: where data-parallel traffic can hide."""
-    for n in range(place.leads.size):
-        tf = 0.0
-        tb = 0.0
-        for slot in range(place.slots.shape[1]):
-            j = place.slots[place.leads[n], slot]
-            tf += class_f[j]
-            tb += class_b[j] + class_w[j]
-        win_f[n] = tf
-        win_b[n] = tb
+def rank_windows(leads, slots, classes, windows):
+    """Seconds of one micro-batch on each leading rank, in lanes: where data-parallel traffic can hide.
+
+    `classes` as in `spans_of`; `windows` [2 leads]: forwards, then backwards.
+    """
+    num = classes.shape[0] // 3
+    for n in range(leads.size):
+        tf = splat(0.0)
+        tb = splat(0.0)
+        for slot in range(slots.shape[1]):
+            j = slots[leads[n], slot]
+            tf = tf + load(classes, j)
+            tb = tb + (load(classes, num + j) + load(classes, 2 * num + j))
+        put(windows, n, tf)
+        put(windows, leads.size + n, tb)
 
 
 @njit(cache=True)
@@ -262,9 +278,15 @@ def bucket_terms(wire, latency, pieces):
 
 
 @njit(cache=True)
-def hidden_behind(total, least, window):
-    """Exposed seconds of bucketed traffic beside `window` seconds of compute."""
-    return max(total - (1.0 - SLOWDOWN) * window, least)
+def cover_of(window):
+    """Seconds of traffic that `window` seconds of compute hide: what SLOWDOWN leaves of them. A float or lanes."""
+    return (1.0 - SLOWDOWN) * window
+
+
+@njit(cache=True)
+def hidden_behind(total, least, cover):
+    """Exposed seconds of bucketed traffic beside compute that hides `cover` seconds. A float or lanes."""
+    return larger(total - cover, least)
 
 
 @njit(cache=True)
@@ -287,6 +309,9 @@ def update_seconds(dense, expert, zero, net, c):
 
 @njit(cache=True)
 def finish(span, dp_exposed, update, gather, c):
-    """Step seconds: (pipeline + optimizer + its traffic + host) and the share lost to the slowest rank."""
+    """Step seconds: (pipeline + optimizer + its traffic + host) and the share lost to the slowest rank.
+
+    Span, exposed seconds and gather: floats or lanes.
+    """
     busy = span + dp_exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s
     return busy + c.jitter * busy

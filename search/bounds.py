@@ -1,0 +1,138 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - jitted kernels: numba types their arguments from the call
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-calls=False
+"""Lower corners of structures, jitted: what no candidate under one can undercut.
+
+Derived from the very functions that price a candidate, each option at its cheapest by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from estimator.batch import fixed_bytes, splits_backward
+from estimator.compose import (
+    Net,
+    Tables,
+    again_seconds,
+    choose_columns,
+    chunk_seconds,
+    finish,
+    once_seconds,
+    place_of,
+    rank_params,
+    update_seconds,
+)
+from estimator.memory import ITEMS, RESERVED_FACTOR, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
+from estimator.span import DUALPIPE, in_flight_peak
+from search.parts import Options, Part
+
+__all__ = ["CHEAPEST", "cheapest", "corners", "device", "least_seconds", "least_update", "seconds_scratch"]
+
+N_DP, N_EDP = int(Net.DP), int(Net.EDP)
+NUM_ITEMS = len(ITEMS)
+CHEAPEST = 4
+"""Row of the pseudo-choice of flags that is on every column the cheapest; rows 0 to 3 are 2 tp + ep."""
+
+
+@njit(cache=True)
+def device(memory, c):
+    """Bytes that the driver reports."""
+    return memory * RESERVED_FACTOR + c.context_bytes
+
+
+@njit(cache=True)
+def seconds_scratch(choices, kinds):
+    """Seconds of each block kind under each pair of TP and EP flags, the last row CHEAPEST.
+
+    f, b, w [5, K] and recompute [5, choices, K].
+    """
+    return np.empty((5, kinds)), np.empty((5, kinds)), np.empty((5, kinds)), np.empty((5, choices, kinds))
+
+
+@njit(cache=True)
+def cheapest(flags, f, b, w, r):
+    """Fill row CHEAPEST: on each column the cheapest of the allowed flags of TP and EP overlap."""
+    f[CHEAPEST], b[CHEAPEST], w[CHEAPEST], r[CHEAPEST] = np.inf, np.inf, np.inf, np.inf
+    for q in range(4):
+        if flags[0, q >> 1] >= 0 and flags[1, q & 1] >= 0:
+            for k in range(f.shape[1]):
+                f[CHEAPEST, k] = min(f[CHEAPEST, k], f[q, k])
+                b[CHEAPEST, k] = min(b[CHEAPEST, k], b[q, k])
+                w[CHEAPEST, k] = min(w[CHEAPEST, k], w[q, k])
+                for choice in range(r.shape[1]):
+                    r[CHEAPEST, choice, k] = min(r[CHEAPEST, choice, k], r[q, choice, k])
+
+
+@njit(cache=True)
+def least_seconds(t, part, i, place, options, f, b, w, r, out):
+    """Seconds of each class of chunks under the cheapest flags and the cheapest recompute: out [3, Q]."""
+    base, again = t.base[part.row[i]], t.again[part.row[i]][options.corner :]
+    for q in range(4):
+        choose_columns(base, again, q >> 1, q & 1, f[q], b[q], w[q], r[q])
+    cheapest(part.flags[i], f, b, w, r)
+    splits = splits_backward(part.schedule[i])
+    for j in range(place.counts.shape[0]):
+        once = once_seconds(place.counts, j, f[CHEAPEST], b[CHEAPEST], w[CHEAPEST])
+        tr = again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST])
+        out[0, j], out[1, j], out[2, j] = chunk_seconds(once, tr, splits, 0, 0, (0.0, 0.0))
+
+
+@njit(cache=True)
+def least_update(t, part, i, place):
+    """Lower bound of the optimizer update: on each rank the cheapest ZeRO stage."""
+    net, c = t.nets[part.net[i]], t.constants
+    dense, expert = np.empty(part.pp[i]), np.empty(part.pp[i])
+    rank_params(place.held, t.base[part.row[i]], dense, expert)
+    update = 0.0
+    for rank in place.leads:
+        least = np.inf
+        for z in range(4):
+            if part.zero[i, z] >= 0:
+                least = min(least, update_seconds(dense[rank], expert[rank], z, net, c))
+        update = max(update, least)
+    return update
+
+
+@njit(cache=True)
+def _least_memory(t, part, i, place, options):
+    """Lower bound of memory: on each rank the cheapest ZeRO stage and the cheapest recompute, no buckets."""
+    p = part.pp[i]
+    base, again = t.base[part.row[i]], t.again[part.row[i]]
+    net, c = t.nets[part.net[i]], t.constants
+    saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
+    flying = np.empty(place.slots.shape)
+    in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], flying)
+    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, live)
+    rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)
+    line = np.empty(NUM_ITEMS)
+    memory = 0.0
+    for rank in range(p):
+        static = np.inf
+        for z in range(4):
+            if part.zero[i, z] >= 0:
+                s = static_bytes(rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
+                static = min(static, s)
+        memory = max(memory, (static + moving_bytes(rank, place.slots, flying, saved, live, line)) + rest)
+    return memory
+
+
+@njit(cache=True)
+def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories: np.ndarray) -> None:
+    """Lower bounds of each structure: `steps` (the busy time of its busiest rank, so cheap), `memories` [S]."""
+    f, b, w, r = seconds_scratch(1, t.base.shape[1])
+    seconds = np.empty((3, np.max(t.layouts[:, 1])))
+    for i in range(part.id.size):
+        place = place_of(t, part.layout[i], part.pp[i])
+        least_seconds(t, part, i, place, options, f, b, w, r, seconds)
+        each = part.m[i] / 2 if part.schedule[i] == DUALPIPE else part.m[i] * 1.0
+        busy = 0.0
+        for rank in place.leads:
+            mine = 0.0
+            for j in place.slots[rank]:
+                mine += seconds[0, j] + seconds[1, j] + seconds[2, j]
+            busy = max(busy, each * mine)
+        # A shade below, for the pipeline adds the same passes up in another order.
+        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, least_update(t, part, i, place), 0.0, t.constants)
+        memories[i] = _least_memory(t, part, i, place, options)

@@ -1,0 +1,231 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - jitted kernels: numba types their arguments from the call
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-calls=False
+"""What the sweep of one structure works on: its columns, its lanes, and what its options have in common.
+
+Filled once per structure, by the functions that price a candidate.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from estimator.batch import fixed_bytes, staging_bytes
+from estimator.compose import (
+    Net,
+    again_seconds,
+    bucket_terms,
+    choose_columns,
+    gather_wire,
+    gradient_wire,
+    once_seconds,
+    pieces_of,
+    rank_params,
+    update_seconds,
+    zero_traffic,
+)
+from estimator.lanes import WIDTH
+from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
+from estimator.span import in_flight_peak, scratch_rows
+from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
+
+__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "new_scratch"]
+
+N_DP, N_EDP = int(Net.DP), int(Net.EDP)
+NUM_ITEMS = len(ITEMS)
+
+
+class Scratch(NamedTuple):
+    """Arrays that every structure writes anew.
+
+    Per pair of TP and EP flags and CHEAPEST: seconds of block kinds `f`, `b`, `w` [5, K] and of recompute `r`
+    [5, choices, K]; of classes of chunks `once` [5, 3, Q] and `again` [5, recomputes, Q]; `traffic` [Q, 2] of ZeRO.
+
+    Per recompute: `moving`, `total` [recomputes, p], `memory` [4, recomputes, 1 + buckets] (bare, then per bucket;
+    infinite where over capacity), `is_open` [4, recomputes], `fits` (under any ZeRO stage), `least` [recomputes].
+
+    Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
+    [3, buckets, leads, 4], total and least of each, `update` [4].
+
+    In lanes: `classes` [3 Q], `chunks` [3 C], `pipe`, `covers` [2 leads], `held` [1 + buckets] (memory), `witness` [2]
+    (the point that beat a lane's last candidate: it often beats the next), `out` [2].
+    """
+
+    f: np.ndarray
+    b: np.ndarray
+    w: np.ndarray
+    r: np.ndarray
+    once: np.ndarray
+    again: np.ndarray
+    traffic: np.ndarray
+    moving: np.ndarray
+    total: np.ndarray
+    memory: np.ndarray
+    is_open: np.ndarray
+    fits: np.ndarray
+    least: np.ndarray
+    plain: np.ndarray
+    terms: np.ndarray
+    update: np.ndarray
+    classes: np.ndarray
+    chunks: np.ndarray
+    pipe: np.ndarray
+    covers: np.ndarray
+    held: np.ndarray
+    witness: np.ndarray
+    out: np.ndarray
+
+
+class Job(NamedTuple):
+    """One structure: its columns, and the lanes at work.
+
+    Each lane is a recompute `o` under flags `g` (2 tp + ep) and a pipeline `kind` of ZeRO and DP overlap: 0 for stages
+    0 and 1, then stages 2 and 3, each without and with overlap.
+    """
+
+    i: int
+    code: int
+    p: int
+    v: int
+    m: int
+    hop: float
+    id: int
+    num: int
+    num_plain: int
+    flags: np.ndarray
+    zero: np.ndarray
+    o: np.ndarray
+    g: np.ndarray
+    kind: np.ndarray
+
+
+@njit(cache=True)
+def new_scratch(t, options):
+    """Scratch for the largest structure of these tables."""
+    kinds, most, deepest = t.base.shape[1], np.max(t.layouts[:, 1]), np.max(t.layouts[:, 7])
+    ranks, leads = np.max(t.layouts[:, 5]), np.max(t.layouts[:, 9])
+    num, buckets = options.plain.shape[0] + options.block_layers.size, options.buckets.size
+    f, b, w, r = seconds_scratch(t.again.shape[1], kinds)
+    witness = np.full((2, WIDTH), np.inf)
+    return Scratch(
+        f, b, w, r, np.empty((5, 3, most)), np.empty((5, num, most)), np.empty((most, 2)), np.empty((num, ranks)),
+        np.empty((num, ranks)), np.empty((4, num, 1 + buckets)), np.empty((4, num), np.bool_),
+        np.empty(num, np.bool_), np.empty(num),
+        np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((3 * most, WIDTH)),
+        np.empty((3 * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
+        np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def choice_of(options, num_plain, o):
+    """Index on the tables' recompute axis, and layers of block recompute (0: not block)."""
+    return (options.plain[o, 0], 0) if o < num_plain else (1, options.block_layers[o - num_plain])
+
+
+@njit(cache=True)
+def fill_seconds(t, part, job, place, options, prune, x):
+    """Seconds of every class of chunks under every pair of flags and recompute, and of ZeRO's traffic."""
+    base, again, net = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]]
+    f, b, w, r, once, repeated, traffic = x.f, x.b, x.w, x.r, x.once, x.again, x.traffic
+    for g in range(4):
+        choose_columns(base, again, g >> 1, g & 1, f[g], b[g], w[g], r[g])
+    cheapest(job.flags, f, b, w, r)
+    for j in range(place.counts.shape[0]):
+        traffic[j, 0], traffic[j, 1] = zero_traffic(place.counts, j, base, net, t.constants)
+    for g in range(5):
+        if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
+            for j in range(place.counts.shape[0]):
+                once[g, 0, j], once[g, 1, j], once[g, 2, j] = once_seconds(place.counts, j, f[g], b[g], w[g])
+    for o in range(job.num):
+        if not x.fits[o]:
+            continue
+        choice, layers = choice_of(options, job.num_plain, o)
+        for g in range(5 if prune else 4):
+            if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
+                for j in range(place.counts.shape[0]):
+                    repeated[g, o, j] = again_seconds(place.counts, place.first, j, layers, choice, r[g])
+
+
+@njit(cache=True)
+def fill_bytes(t, part, job, place, options, x):
+    """What depends on ZeRO and recompute alone: memory, data-parallel traffic, update."""
+    base, again, net, c = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]], t.constants
+    p, num_classes = job.p, place.counts.shape[0]
+    dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
+    rank_params(place.held, base, dense, expert)
+    flying = np.empty(place.slots.shape)
+    in_flight_peak(job.code, p, job.v, job.m, flying)
+    saved, live, line = np.empty(num_classes), np.empty(num_classes), np.empty(NUM_ITEMS)
+    moving, plain, update = x.moving, x.plain, x.update
+    for o in range(job.num):
+        choice, layers = choice_of(options, job.num_plain, o)
+        chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
+        for rank in range(p):
+            moving[o, rank] = moving_bytes(rank, place.slots, flying, saved, live, line)
+    fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
+    staged = np.empty((options.buckets.size, p))
+    x.fits[:] = False
+    for z in range(4):
+        if job.zero[z] < 0:
+            continue
+        for rank in range(p):
+            held[rank] = static_bytes(
+                rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
+            )
+        _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, x.memory[z])
+        for o in range(job.num):
+            x.fits[o] |= x.memory[z, o, 0] < np.inf
+        plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
+        for rank in place.leads:
+            update[z] = max(update[z], update_seconds(dense[rank], expert[rank], z, net, c))
+        if z < 3:
+            _fill_traffic(options.buckets, net, c, place.leads, dense, expert, z, plain, x.terms[z])
+
+
+@njit(cache=True)
+def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving, total, memory):
+    """Memory of each recompute, bare and with each bucket; infinite where over capacity."""
+    p, bucketed = job.p, z < 3 and job.flags[3, 1] >= 0
+    least_grads = np.inf
+    for rank in range(p):
+        least_grads = min(least_grads, (dense[rank] + expert[rank]) * c.grad_bytes)
+    for k in range(buckets.size if bucketed else 0):
+        for rank in range(p):
+            staged[k, rank] = staging_bytes(buckets[k], (dense[rank] + expert[rank]) * c.grad_bytes, 1, z) + fixed
+    for o in range(job.num):
+        low = 0.0
+        for rank in range(p):
+            total[o, rank] = held[rank] + moving[o, rank]
+            low = max(low, total[o, rank])
+        bare = low + (0.0 + fixed)
+        fits = device(bare, c) <= c.capacity_bytes
+        memory[o, 0] = bare if fits else np.inf
+        for k in range(buckets.size if bucketed and fits else 0):
+            most = bare
+            if buckets[k] > 0.0:
+                if buckets[k] <= least_grads:  # the same on every rank
+                    most = low + staged[k, 0]
+                else:
+                    most = 0.0
+                    for rank in range(p):
+                        most = max(most, total[o, rank] + staged[k, rank])
+            memory[o, 1 + k] = most if device(most, c) <= c.capacity_bytes else np.inf
+
+
+@njit(cache=True)
+def _fill_traffic(buckets, net, c, leads, dense, expert, z, plain, terms):
+    """Data-parallel traffic of the leading ranks under one ZeRO stage."""
+    for n in range(leads.size):
+        d, e = dense[leads[n]], expert[leads[n]]
+        grad_s, grad_latency = gradient_wire(d, e, z, net, c)
+        gather_s, gather_latency = gather_wire(d, e, z, net, c)
+        plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
+        plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
+        for k in range(buckets.size):
+            pieces = pieces_of(c.grad_bytes * (d + e), buckets[k])
+            terms[k, n, 0], terms[k, n, 1] = bucket_terms(grad_s, grad_latency, pieces)
+            terms[k, n, 2], terms[k, n, 3] = bucket_terms(gather_s, gather_latency, pieces)
