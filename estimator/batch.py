@@ -7,7 +7,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from estimator.compose import (
     Net,
@@ -31,8 +30,17 @@ from estimator.compose import (
     zero_traffic,
 )
 from estimator.cost.table import Again, Base
+from estimator.jit import njit
 from estimator.lanes import WIDTH, first, put, splat
-from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, Item, chunk_bytes, moving_bytes, static_bytes
+from estimator.memory import (
+    RESERVED_FACTOR,
+    WORKSPACE_BYTES,
+    Item,
+    chunk_bytes,
+    logits_bytes,
+    moving_bytes,
+    static_bytes,
+)
 from estimator.span import DUALPIPE, ZB_H1, in_flight_peak, scratch_rows
 
 __all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "splits_backward", "staging_bytes"]
@@ -87,6 +95,7 @@ class Rows(NamedTuple):
 
 N_DP, N_EDP, HOP_BYTE, HOP_LAT = int(Net.DP), int(Net.EDP), int(Net.HOP_PER_BYTE), int(Net.HOP_LATENCY)
 ITEM_BUCKETS, ITEM_EXCHANGE, ITEM_WORK = int(Item.BUCKETS), int(Item.EXCHANGE_BUFFERS), int(Item.WORKSPACE)
+ITEM_ACTIVATIONS, ITEM_LOGITS = int(Item.ACTIVATIONS), int(Item.LOGITS)
 F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
 B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST", "B_CP", "B_TP0", "B_EP0"))
 W_COMP, W_HOST, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.TILE_S)
@@ -156,6 +165,8 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             total = (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES))
             peak = max(peak, total)
             if i == out.shape[0] - 1:
+                line[ITEM_LOGITS] = logits_bytes(rank, place.slots, flying, place.counts, again)
+                line[ITEM_ACTIVATIONS] -= line[ITEM_LOGITS]
                 items[rank] = line
         out[i, O_PEAK] = peak
         out[i, O_DEVICE] = peak * RESERVED_FACTOR + c.context_bytes

@@ -11,9 +11,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from estimator.cost.table import SLOWDOWN, Again, Base
+from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
 from estimator.span import pipeline_spans
 

@@ -1,14 +1,16 @@
 """The one door to numba: `njit`, with compiled code cached on disk under a name that changes with the sources.
 
-Numba renews a cached function when its own file changes, but not when a function that it calls changes in another file;
-old code would then run with new data. So the cache folder is named after the content of every module that is compiled.
-It lies beside the sources, or in the user's cache folder where those cannot be written.
+Numba renews a cached function when its own file changes, but not when a function or a constant that it uses changes in
+another file; old code would then run with new data. So the cache folder is named after the content of every module that
+is compiled and of those that it imports from. It lies beside the sources, or in the user's cache folder where those
+cannot be written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import numba
@@ -17,15 +19,14 @@ from numba import njit
 __all__ = ["cache_folder", "njit"]
 
 ROOMS = ("estimator", "search")  # packages with compiled modules
+IMPORTED = re.compile(rb"^from ((?:estimator|search)\.[\w.]+) import", re.MULTILINE)
 
 
 def cache_folder(root: Path, chosen: str = "") -> Path:
     """Where compiled code of the packages below `root` belongs; `chosen` is the user's own NUMBA_CACHE_DIR."""
     digest = hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
-        text = path.read_bytes()
-        if b"njit" in text:
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + text)
+    for path, text in sorted(_sources(root).items()):
+        digest.update(path.encode() + b"\0" + text)
     name = f"numba-{digest.hexdigest()[:16]}"
     beside = root / ROOMS[0] / "__pycache__"
     if chosen:
@@ -35,4 +36,23 @@ def cache_folder(root: Path, chosen: str = "") -> Path:
     return Path.home() / ".cache" / "trainspace" / name
 
 
-numba.config.CACHE_DIR = str(cache_folder(Path(__file__).resolve().parents[1], numba.config.CACHE_DIR))
+def _sources(root: Path) -> dict[str, bytes]:
+    """Text of the compiled modules and of what they import from the same packages, by path."""
+    texts = {
+        str(path.relative_to(root).with_suffix("")): path.read_bytes()
+        for room in ROOMS
+        for path in (root / room).rglob("*.py")
+    }
+    found: dict[str, bytes] = {}
+    left = [name for name, text in texts.items() if b"njit" in text]
+    while left:
+        name = left.pop()
+        if name in texts and name not in found:
+            found[name] = texts[name]
+            left += [module.decode().replace(".", "/") for module in IMPORTED.findall(texts[name])]
+    return found
+
+
+numba.config.CACHE_DIR = str(  # type: ignore[attr-defined]  # numba sets its options from a table
+    cache_folder(Path(__file__).resolve().parents[1], numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+)

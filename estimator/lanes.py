@@ -14,11 +14,13 @@ import operator
 from typing import Any, Final
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.core.extending import overload
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import lower_builtin, models, register_model
+
+from estimator.jit import njit
 
 __all__ = ["WIDTH", "at_most", "below", "fill", "first", "larger", "load", "num_set", "put", "splat"]
 

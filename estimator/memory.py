@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import numpy as np
-from numba import njit
-
 from estimator.cost.table import Again, Base
+from estimator.jit import njit
 
-__all__ = ["ITEMS", "RESERVED_FACTOR", "WORKSPACE_BYTES", "Item", "chunk_bytes", "moving_bytes", "static_bytes"]
+__all__ = [
+    "ITEMS",
+    "RESERVED_FACTOR",
+    "WORKSPACE_BYTES",
+    "Item",
+    "chunk_bytes",
+    "logits_bytes",
+    "moving_bytes",
+    "static_bytes",
+]
 
 RESERVED_FACTOR = 1.03  # allocator's blocks over tensors; assumption: expandable segments, steady sizes
 WORKSPACE_BYTES = 128 * 1024**2  # GEMM workspaces (32 MiB a stream on Hopper in cuBLAS's documentation) and small state
@@ -32,13 +39,14 @@ class Item(IntEnum):
     BUCKETS = 6
     EXCHANGE_BUFFERS = 7
     WORKSPACE = 8
+    LOGITS = 9  # taken out of ACTIVATIONS where items are told (`logits_bytes`)
 
 
 ITEMS = tuple(item.name.lower() for item in Item)
 
 B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 B_DENSE_W, B_EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
-A_SAVED, A_LIVE = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES)
+A_SAVED, A_LIVE, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES), int(Again.LOGITS_BYTES)
 
 
 @njit(cache=True)
@@ -115,6 +123,11 @@ def moving_bytes(rank, chunks, in_flight, saved, live, items):
     return kept + widest
 
 
-def device_bytes(allocated: np.ndarray | float, context_bytes: float) -> np.ndarray | float:
-    """What the driver reports: allocator's blocks, context and communicator buffers."""
-    return allocated * RESERVED_FACTOR + context_bytes
+@njit(cache=True)
+def logits_bytes(rank, classes, in_flight, counts, again):
+    """The part of a rank's activations that logits take: kept whatever is recomputed, for heads are not."""
+    total = 0.0
+    for slot in range(in_flight.shape[1]):
+        for k in range(counts.shape[1]):
+            total += in_flight[rank, slot] * counts[classes[rank, slot], k] * again[0, k, A_LOGITS]
+    return total

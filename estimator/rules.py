@@ -213,8 +213,9 @@ RULES: tuple[Rule, ...] = (
     Rule("expert_world", _expert_world,
          "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
          "lower ep or etp, or pp to raise dp"),
-    Rule("rank_order", _experts_inside, "ranks in the order tp-cp-pp-dp keep experts inside tp * cp: {tp} * {cp} must be "
-         "divisible by ep * etp ({ep} * {etp})", "lower ep or etp, or use rank_order: tp-cp-dp-pp"),
+    Rule("rank_order", _experts_inside,
+         "ranks in the order tp-cp-pp-dp keep experts inside tp * cp: {tp} * {cp} must be divisible "
+         "by ep * etp ({ep} * {etp})", "lower ep or etp, or use rank_order: tp-cp-dp-pp"),
     Rule("moe_sequence_parallel", _moe_sequence_parallel, "experts with tp ({tp}) > 1 need sequence_parallel",
          "set sequence_parallel: true"),
     Rule("sequence", _sequence, "seq ({seq}) must be divisible by cp ({cp}) (twice that without ulysses) and, under "

@@ -37,8 +37,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
+from estimator.jit import njit
 from estimator.lanes import WIDTH, fill, first, larger, load, splat
 from estimator.span_dualpipe import dualpipe
 from estimator.span_ladder import one_f_one_b, zb_h1

@@ -8,8 +8,7 @@ Letters and method as in span.py; phases as in schedule.py. f, b, w: arrays of l
 
 from __future__ import annotations
 
-from numba import njit
-
+from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
 from estimator.span_ladder import ladder
 

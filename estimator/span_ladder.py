@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
+from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
 
 __all__ = ["ladder", "one_f_one_b", "zb_h1"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
+from estimator.jit import njit
 from estimator.lanes import WIDTH, below, larger, load, put, splat
 
 __all__ = ["interleaved"]

@@ -9,7 +9,6 @@ Derived from the very functions that price a candidate, each option at its cheap
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from estimator.batch import fixed_bytes, splits_backward
 from estimator.compose import (
@@ -24,6 +23,7 @@ from estimator.compose import (
     rank_params,
     update_seconds,
 )
+from estimator.jit import njit
 from estimator.memory import ITEMS, RESERVED_FACTOR, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
 from estimator.span import DUALPIPE, in_flight_peak
 from search.parts import Options, Part

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from estimator.jit import njit
 from estimator.memory import RESERVED_FACTOR
 from search.parts import NUM_DERIVED
 from search.postfix import run

@@ -14,7 +14,6 @@ beats cannot add to it.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from estimator.batch import splits_backward
 from estimator.compose import (
@@ -28,6 +27,7 @@ from estimator.compose import (
     rank_windows,
     spans_of,
 )
+from estimator.jit import njit
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
 from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch
 from search.gate import derive, passes, set_options

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from estimator.jit import njit
 from search.program import Array, Opcode
 
 __all__ = ["run"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from estimator.batch import fixed_bytes, staging_bytes
 from estimator.compose import (
@@ -27,6 +26,7 @@ from estimator.compose import (
     update_seconds,
     zero_traffic,
 )
+from estimator.jit import njit
 from estimator.lanes import WIDTH
 from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
 from estimator.span import in_flight_peak, scratch_rows

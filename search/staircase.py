@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from estimator.jit import njit
 
 __all__ = ["Staircase", "beater", "insert", "is_beaten", "new_staircase"]
 

@@ -66,8 +66,10 @@ def _one_collective(
 
 
 def nested(kind: Traffic, system: SystemSpec, factors: Sequence[tuple[Array, Array]]) -> Linear:
-    """Cost over groups that are a product of (size, stride) factors, each outside the one before: ranks of a group that
-    are not evenly spaced, such as cp and dp with the pipeline between them."""
+    """Cost over groups that are a product of (size, stride) factors, each outside the one before.
+
+    Such are ranks that are not evenly spaced: cp and dp with the pipeline between them.
+    """
     members = np.asarray(1.0)
     for size, stride in factors:
         members = members * system.members(size, stride)

@@ -74,6 +74,7 @@ class Again(IntEnum):
     TILE_S = 10
     MEASURED_S = 11
     ROOFLINE_S = 12
+    LOGITS_BYTES = 13  # the part of SAVED_BYTES that the vocabulary takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ class _Pricer:
         out: dict[Again, Array] = {Again(i): value for i, value in enumerate(phase.seconds())}
         saved = self.saved_bytes(block)
         out[Again.SAVED_BYTES] = saved
+        out[Again.LOGITS_BYTES] = self.saved_bytes(block, of=Role.LOGITS)
         # While one block's backward runs, what recompute brings back is alive beside the widest op's tensors.
         out[Again.LIVE_BYTES] = larger(kept_all - saved, 0.0) + transient
         out[Again.FLOPS] = phase.flops
@@ -188,13 +190,13 @@ class _Pricer:
         """Bytes of a tensor stored in a role's dtype."""
         return tensor.elements * self.recipe.nbytes(role)
 
-    def saved_bytes(self, block: Block) -> Array:
-        """Bytes kept for backward; a tensor wanted twice in formats of the same width is stored once."""
+    def saved_bytes(self, block: Block, of: Role | None = None) -> Array:
+        """Bytes kept for backward, or those `of` one role; a tensor wanted twice in one width is stored once."""
         total: Array = 0.0
         seen: set[tuple[str, float]] = set()
         for (name, role), tensor in block.saved().items():
             width = self.recipe.nbytes(role)
-            if (name, width) not in seen:
+            if (name, width) not in seen and of in {None, tensor.role}:
                 seen.add((name, width))
                 total = total + tensor.elements * width
         return total

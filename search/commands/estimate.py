@@ -105,7 +105,8 @@ def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:
         f"worst stage {worst.rank}: {counters}",
         f"its largest items: {largest}",
         memory_table(
-            [stage.memory for stage in result.stages], capacity_bytes=point.system.usable_hbm_bytes,
+            [stage.memory for stage in result.stages],
+            capacity_bytes=point.system.usable_hbm_bytes,
             outside=(RESERVED_FACTOR, point.system.chip.context_bytes),
         ).rstrip(),  # fmt: skip
     ]

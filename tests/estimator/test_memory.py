@@ -178,7 +178,7 @@ def test_exchange_buffers_hold_an_all_to_all_both_ways_and_the_stage_boundary():
 def test_a_fused_loss_lowers_the_peak():
     plain = step(LLAMA, Strategy(), 8)
     fused = step(LLAMA, Strategy(fusion=Strategy().fusion | {Fusion.FUSED_LOSS}), 8)
-    assert plain.stages[0].memory["activations"] - fused.stages[0].memory["activations"] == 4 * SEQ * LLAMA.vocab
+    assert plain.stages[0].memory["logits"] - fused.stages[0].memory["logits"] == 4 * SEQ * LLAMA.vocab
     assert fused.peak_memory_bytes < plain.peak_memory_bytes
 
 
@@ -226,3 +226,12 @@ def test_more_tensor_parallelism_never_holds_more(model, tp, pp):
     peaks = [step(model, Strategy(tp=t, pp=pp, sequence_parallel=True, micro_batch=1), 64).peak_memory_bytes
              for t in (tp, 2 * tp)]  # fmt: skip
     assert peaks[1] <= peaks[0]
+
+
+def test_logits_are_an_item_of_the_rank_that_holds_the_head():
+    """Vocabulary-parallel loss keeps fp32 softmax: 4 bytes a logit of its share of the padded vocabulary."""
+    result = step(LLAMA, Strategy(pp=4, tp=2, sequence_parallel=True), 8)
+    logits = [s.memory["logits"] for s in result.stages]
+    assert logits == [0, 0, 0, 4 * SEQ * 8192 / 2]  # one micro-batch in flight on the last rank of 1F1B
+    fused = replace(Strategy(pp=4), fusion=Strategy().fusion | {Fusion.FUSED_LOSS})
+    assert step(LLAMA, fused, 4).stages[3].memory["logits"] == 0
