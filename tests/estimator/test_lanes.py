@@ -1,0 +1,36 @@
+"""Eight pipelines at a time give the bits of each alone."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from estimator.lanes import WIDTH, first, put
+from estimator.schedule import check_conditions
+from estimator.span import CODES, pipeline_span, pipeline_spans, scratch_rows
+from estimator.strategy import Schedule
+
+SHAPES = [(1, 1, 4), (2, 1, 4), (4, 1, 8), (8, 1, 64), (16, 1, 40), (4, 2, 8), (8, 3, 32), (16, 2, 64)]
+
+
+@njit
+def side_by_side(code, f, b, w, hop, p, v, m, x, out):
+    put(out, 0, pipeline_spans(code, f, b, w, hop, p, v, m, x))
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_every_lane_is_the_scalar_bit_for_bit(schedule):
+    draw, met = np.random.default_rng(7), 0
+    for p, v, m in SHAPES:
+        if check_conditions(schedule, p, m, v) is not None:
+            continue
+        met += 1
+        for hop in (0.0, 0.07):
+            f, b, w = (draw.uniform(0.5, 2.0, (p * v, WIDTH)) for _ in range(3))
+            out = np.empty((1, WIDTH))
+            side_by_side(CODES[schedule], f, b, w, hop, p, v, m, np.empty((scratch_rows(p), WIDTH)), out)
+            alone = [
+                pipeline_span(CODES[schedule], *(np.ascontiguousarray(t[:, lane]) for t in (f, b, w)), hop, p, v, m)
+                for lane in range(WIDTH)
+            ]
+            assert out[0].tolist() == alone, (schedule, p, v, m, hop)
+    assert met
