@@ -120,8 +120,22 @@ def test_a_killed_worker_changes_nothing_but_the_events(plain, cluster, name, tm
 def test_a_node_that_dies_changes_nothing_but_the_events(plain, cluster, tmp_path):
     node = cluster.add_node(num_cpus=1, object_store_memory=200 * 1024**2)
     cluster.wait_for_nodes()
-    watch = Watch(6, lambda: cluster.remove_node(node, allow_graceful=False))
-    run = carried_out(blocks_of(WHOLE, 100), tmp_path / "run", watch, pool="ray", workers=3, address=cluster.address)
+
+    class AllAtWork(Watch):
+        """Removes the node once the third worker has been there for some blocks."""
+
+        num_seen = 0
+
+        def update(self, state: Update) -> None:
+            if self.num_seen < 20 and len(workers()) == 3:
+                self.num_seen += 1
+                if self.num_seen < 20:
+                    return
+                cluster.remove_node(node, allow_graceful=False)
+
+    watch = AllAtWork()
+    run = carried_out(blocks_of(WHOLE, 15), tmp_path / "run", watch, pool="ray", workers=3, address=cluster.address)
+    assert watch.num_seen == 20
     assert front_bytes(run) == plain["bounded"]
     assert "crash" in [event["kind"] for event in run.manifest["events"]]
 
