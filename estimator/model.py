@@ -19,6 +19,10 @@ from estimator.hf_config import read_hf_config
 __all__ = ["LayerKind", "MLASpec", "MoESpec", "ModelSpec", "Norm"]
 
 
+MAX_LAYERS = 10**5  # each has a place in a layout
+MAX_SIZE = 10**9
+
+
 class LayerKind(Enum):
     """Transformer layers by their MLP."""
 
@@ -299,6 +303,9 @@ def _require_at_least(spec: object, minimum: int, *names: str) -> None:
         value = getattr(spec, name)
         if value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, but got {value}")
+        most = MAX_LAYERS if name.endswith("layers") else MAX_SIZE
+        if value > most:
+            raise ValueError(f"{name} must be at most {most}, but got {value}")
 
 
 def _divisors(n: int) -> list[int]:

@@ -6,6 +6,7 @@ Our own files hold ModelSpec's fields, `mla` and `moe` nested; `source` says whe
 from __future__ import annotations
 
 import os
+import reprlib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -22,6 +23,7 @@ __all__ = ["load_model", "model_from_mapping", "model_names"]
 
 T = TypeVar("T")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SHORT = reprlib.Repr(maxlevel=2, maxstring=80, maxother=80, maxlong=80)
 NOT_FIELDS = frozenset({"source"})  # allowed in a model file, not part of the spec
 
 
@@ -45,7 +47,7 @@ def load_model(reference: str | Path, folders: Sequence[Path] = ()) -> ModelSpec
     if os.path.isfile(path):
         return _read(path)
     names = model_names(folders)
-    raise ValueError(f"model {str(reference)!r} is neither a known name nor a file{_nearest(str(reference), names)}")
+    raise ValueError(f"model {_shown(str(reference))} is neither a known name nor a file{_nearest(str(reference), names)}")
 
 
 def _read(path: Path) -> ModelSpec:
@@ -101,17 +103,22 @@ def _convert(key: str, value: object, hint: type[Any]) -> object:
         if isinstance(value, Mapping):
             return _build(hint, value, f"{key}.")
         names = [f.name for f in _fields(hint)]
-        raise ValueError(f"{key} must hold fields of its own, but got {value!r}; fields: {names}")
+        raise ValueError(f"{key} must hold fields of its own, but got {_shown(value)}; fields: {names}")
     if issubclass(hint, Enum):
         accepted = [member.value for member in hint]
         if value in accepted:
             return hint(value)
-        raise ValueError(f"{key} must be one of {accepted}, but got {value!r}")
+        raise ValueError(f"{key} must be one of {accepted}, but got {_shown(value)}")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:  # exact: true is not the integer 1
-        raise ValueError(f"{key} must be {TYPE_NAMES[hint]}, but got {value!r}")
+        raise ValueError(f"{key} must be {TYPE_NAMES[hint]}, but got {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    """`repr`, cut: an alias may stand for a thousand million values."""
+    return _SHORT.repr(value)
 
 
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}

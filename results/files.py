@@ -75,10 +75,17 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{number}: each line must be a JSON object, but got {line[:60]!r}") from error
+        raise _not_a_record(path, number, line) from error
     if not isinstance(record, dict):
-        raise ValueError(f"{path}:{number}: each line must be a JSON object, but got {line[:60]!r}")
+        raise _not_a_record(path, number, line)
     return record
+
+
+def _not_a_record(path: Path, number: int, line: bytes) -> ValueError:
+    return ValueError(
+        f"{path}:{number}: each line must be a JSON object, but got {line[:60]!r}; "
+        "delete the line: what it told is worked out again"
+    )
 
 
 def _committed_bytes(file: Any) -> int:  # noqa: ANN401 - a binary file object

@@ -1,8 +1,11 @@
-"""Reads and writes one Parquet file of a run: the only place that knows pyarrow. A file is whole or absent."""
+"""Reads and writes one Parquet file of a run: the only place that knows pyarrow. A file is whole or absent.
+
+Files are small and read whole, from bytes and in the calling thread: a pool of Arrow's that still holds a Python file
+when the interpreter ends may abort a process that has done its work (github.com/apache/arrow/issues/34314).
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,9 @@ def write_table(path: Path, table: Table, fields: tuple[Field, ...], metadata: M
     header = {_VERSION_KEY: str(SCHEMA_VERSION).encode()} | {k.encode(): v.encode() for k, v in metadata.items()}
     schema = pa.schema([_arrow_field(field) for field in fields], metadata=header)
     arrays = [pa.array(table[field.name], type=_arrow_type(field)) for field in fields]
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
-    write_bytes(path, sink.getvalue())
+    write_bytes(path, sink.getvalue().to_pybytes())
 
 
 def read_table(path: Path, fields: tuple[Field, ...]) -> Table:
@@ -35,8 +38,8 @@ def read_table(path: Path, fields: tuple[Field, ...]) -> Table:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; the run has not written it")
     try:
-        with path.open("rb") as file:
-            arrow = pq.read_table(file)
+        source = pa.BufferReader(path.read_bytes())
+        arrow = pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         cause = str(error).splitlines()[0]
         raise ValueError(f"{path}: not a whole Parquet file ({cause}); resume the run to write it again") from error

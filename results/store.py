@@ -21,12 +21,13 @@ from results.files import append_line, as_user_error, dump_json, read_lines, wri
 from results.schema import FRONT_FIELDS, REJECTION_FIELDS, SCHEMA_VERSION, Field, conform
 from results.table import Table
 
-__all__ = ["STATES", "RunFolder", "list_runs"]
+__all__ = ["STATES", "RunFolder", "claimable", "is_run", "list_runs"]
 
 STATES = ("running", "interrupted", "done", "failed")
 RUNS = Path("runs")
 
 _MANIFEST = "manifest.json"
+_NOT_NUMBERS = ("by_rule", "pruned")  # of counts: a mapping, a flag
 _LOCK = ".lock"
 _LOCK_ATTEMPTS = 5  # a reader that asks whether the run is alive holds the lock for microseconds
 _LOCK_WAIT_S = 0.02
@@ -60,7 +61,7 @@ class RunFolder:
     @classmethod
     def create(cls, out: Path | None, name: str, resolved_yaml: str, manifest: dict[str, Any]) -> Self:
         """A new run in `out`, which must be new or empty, or in `runs/NAME-TIMESTAMP`."""
-        path = _fresh_folder(name) if out is None else _claimable_folder(out)
+        path = _fresh_folder(name) if out is None else claimable(out)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         header = {"schema_version": SCHEMA_VERSION, "name": name, "created": now}
         run = cls(path, header | _empty_manifest() | manifest)
@@ -81,7 +82,7 @@ class RunFolder:
         if not file.is_file():
             raise ValueError(f"{path}: not a run folder, it has no {_MANIFEST}; `search runs` lists runs")
         try:
-            manifest = json.loads(file.read_bytes())
+            manifest = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
         except (ValueError, OSError) as error:
             raise ValueError(f"{file}: must be JSON, but cannot be read ({error})") from error
         _check_manifest(file, manifest)
@@ -184,6 +185,17 @@ class RunFolder:
         parts = [self._read(f"trials/{file.name}", FRONT_FIELDS) for file in files] or [_empty(FRONT_FIELDS)]
         return Table(columns={name: np.concatenate([part[name] for part in parts]) for name in parts[0].names})
 
+    def is_whole(self) -> bool:
+        """Whether every table that a finished run has can be read."""
+        try:
+            for file in ("front.parquet", "reference.parquet"):
+                self._read(file, FRONT_FIELDS)
+            self.read_rejections()
+            self.read_trials()
+        except ValueError:
+            return False
+        return True
+
     def append_block(self, record: dict[str, Any]) -> None:
         """Journals a finished block; when this returns, the record survives a crash."""
         self.claim()
@@ -228,6 +240,11 @@ class RunFolder:
         return False
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run."""
+    return all((folder / name).is_file() for name in (_MANIFEST, "space.yaml"))
+
+
 def list_runs(directory: Path = RUNS) -> list[dict[str, Any]]:
     """One row per run of a folder, newest first; what cannot be read is listed with its `error`."""
     if not Path(directory).is_dir():
@@ -261,6 +278,14 @@ def _check_manifest(file: Path, manifest: object) -> None:
     for key, kind in (("name", str), ("created", str), ("counts", dict), ("seconds", dict), ("events", list)):
         if not isinstance(manifest[key], kind):
             raise ValueError(f"{file}: {key} must be a {kind.__name__}, but got {manifest[key]!r}")
+    for key in ("counts", "seconds"):
+        for name, value in manifest[key].items():
+            if name not in _NOT_NUMBERS and not isinstance(value, int | float | None):
+                raise ValueError(f"{file}: {key}.{name} must be a number, but got {value!r}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"numbers must be finite, but one is {name}")
 
 
 def _fresh_folder(name: str) -> Path:
@@ -274,7 +299,8 @@ def _fresh_folder(name: str) -> Path:
     raise ValueError(f"{RUNS}: a run needs a new folder, but 999 of {stem}-{stamp} exist; give --out")
 
 
-def _claimable_folder(out: Path) -> Path:
+def claimable(out: Path) -> Path:
+    """The folder `out`, made where it is missing; ValueError where it can hold no new run."""
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out}: --out must be a new or empty folder, but it is a file")

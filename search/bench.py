@@ -122,8 +122,9 @@ def _priced_per_s_core(name: str) -> float:
 
 
 def _sweep_s(name: str) -> float:
-    """The exact front, workers up: the sweep phase of a run on every core."""
-    return _launched(load_space(name), None)["sweep"]
+    """The exact front on every core, once Ray and its workers are up: all that a run does but their start."""
+    seconds = _launched(load_space(name), None)
+    return seconds["total"] - seconds["pool"]
 
 
 def _launch_s(name: str) -> float:

@@ -92,9 +92,9 @@ def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolde
 
 
 def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
-    """Goes on with an interrupted run; one that is done is returned as it is."""
+    """Goes on with an interrupted run, or one whose tables were damaged; one that is done is returned as it is."""
     run = RunFolder.open(path)
-    if run.state == "done":
+    if run.state == "done" and run.is_whole():
         return run
     with run:
         run.claim()

@@ -204,7 +204,7 @@ def _model(document: Document, folder: Path) -> ModelSpec:
             beside = folder / value
             known = (spaces.MODELS / f"{value}.yaml").exists()
             return load_model(str(beside) if beside.exists() and not known else value, [spaces.MODELS])
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # a name too long for the file system
         raise _refused(document, key, error) from None
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
 
@@ -252,7 +252,7 @@ def _chips(document: Document, key: Key) -> list[int | None]:
     return [whole(document, (*key, i), item, 1, MAX_CHIPS) for i, item in enumerate(value)]
 
 
-def _refused(document: Document, key: Key, error: ValueError) -> SpaceError:
+def _refused(document: Document, key: Key, error: ValueError | OSError) -> SpaceError:
     """What a builder refused, at the key its message starts with if the document has that."""
     inner: Key = (*key, *str(error).split()[0].rstrip(":,").split("."))
     known = inner in document.places
@@ -327,6 +327,8 @@ def _references(document: Document, axes: Mapping[str, tuple[object, ...]]) -> d
     for name in document.mapping(("reference",)):
         if not NAME.fullmatch(name):
             raise document.error(("reference", name), "a name must be letters, digits, '.', '_' and '-'", name)
+        if name.isdecimal():
+            raise document.error(("reference", name), "a name must not be a number: RUN:NUMBER is a row", name)
         if not document.mapping(("reference", name)):
             raise document.error(("reference", name), "must hold at least one key of a strategy", accepted="tp: 8")
         found[name] = read_strategy(document, ("reference", name), base)

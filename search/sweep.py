@@ -176,8 +176,12 @@ class SweepWorker:
         for s in np.unique(system_of):
             front = _seeded(found, int(s))
             mine = np.flatnonzero(system_of == s)
-            low = self.plan.lows[index[mine]] * np.array([step, memory])
-            out[mine] = [is_beaten(front, x, y) for x, y in low]
+            x, y, _ = front.points()
+            low_x, low_y = (self.plan.lows[index[mine]] * np.array([step, memory])).T
+            at = np.searchsorted(x, low_x, side="right") - 1  # as staircase.beater, for all at once
+            near = np.maximum(at, 0)
+            if len(x):
+                out[mine] = (at >= 0) & ((y[near] < low_y) | ((y[near] == low_y) & (x[near] < low_x)))
         return out
 
     def sweep(self, index: np.ndarray, hint: Swept | None) -> Swept:

@@ -101,13 +101,15 @@ def _draw_reference(axes: Axes, reference: Table, x: str, y: str) -> None:
 
 
 def _label(axes: Axes, name: str, side: Literal["x", "y"], front: Table) -> None:
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     values = front[name]
     axis = axes.xaxis if side == "x" else axes.yaxis
     if values.min() > 0 and values.max() >= _LOG_FROM * values.min():
         (axes.set_xscale if side == "x" else axes.set_yscale)("log")
-        axis.set_major_formatter(ScalarFormatter())
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     unit = "GiB" if name.endswith("_bytes") else column(name).unit
     words = name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
     axis.set_label_text(words + (f" [{unit}]" if unit != "1" else ""), fontsize=14)

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from results.files import as_user_error, dump_json
+from results.store import is_run
 
-__all__ = ["NOTHING_FEASIBLE", "answer", "json_text", "write"]
+__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "json_text", "write"]
 
 NOTHING_FEASIBLE = 3
+INPUTS = ("spaces", "config", "target", "tables")  # of the command line: files that a command reads
 
 
 def answer(args: argparse.Namespace, *, text: str, data: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -28,8 +30,25 @@ def write(args: argparse.Namespace, content: str) -> None:
         sys.stdout.write(content)
         return
     path = Path(args.output)
+    check_free(args, args.output)
     with as_user_error(path, "write"):
         path.write_text(content, encoding="utf-8")
+
+
+def check_free(args: argparse.Namespace, name: str) -> None:
+    """ValueError where writing to `name` would destroy what was read, or a part of a run."""
+    path = Path(name)
+    if not path.is_file():
+        return
+    inputs = [word for key in INPUTS for word in _words(getattr(args, key, None))]
+    if any(Path(word).is_file() and path.samefile(word) for word in inputs):
+        raise ValueError(f"{path}: an output must not replace the input; give another file")
+    if any(is_run(folder) for folder in path.resolve().parents[:2]):
+        raise ValueError(f"{path}: an output must not replace a file of a run; give another file")
+
+
+def _words(value: str | list[str] | None) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else value
 
 
 def json_text(data: Any) -> str:  # noqa: ANN401 - any JSON value

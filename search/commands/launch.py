@@ -13,7 +13,7 @@ from typing import Any
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
-from results.store import RunFolder
+from results.store import RunFolder, claimable
 from search.commands.answer import NOTHING_FEASIBLE, answer
 from search.commands.point import model_line
 from search.commands.progress import watching
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             )
     overrides = [*args.overrides, *([f"search.sampler={args.sampler}"] if args.sampler else [])]
     loaded = [_checked(load_space(name, overrides), name) for name in args.spaces]
-    out = Path(args.out) if args.out is not None else None
+    out = claimable(Path(args.out)) if args.out is not None else None
     options = _options(args, out)
     for space in loaded:
         _say(_understood(space, str(out) if out else f"runs/{space.name}-TIMESTAMP"))

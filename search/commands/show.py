@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from results.report import csv_text, front_table, ranked
 from results.store import RunFolder
 from results.table import Table
-from search.commands.answer import answer, write
+from search.commands.answer import answer, check_free, write
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
 
@@ -24,10 +26,12 @@ def run(args: argparse.Namespace) -> int:
     if args.where is not None:
         table = select(table, args.where)
     reference = folder.read_reference() if args.tables == "front" else None
-    if args.picture:
-        _draw(Path(args.picture), table, reference, objectives)
-    in_order = ordered(table, args.by) if args.by else table.take(ranked(table, objectives)[0])
-    rows = in_order.take(range(len(in_order))[: args.top])
+    if args.picture is not None:
+        check_free(args, args.picture)
+        title = f"{folder.manifest['name']}: {len(table)} points"
+        _draw(Path(args.picture), table, reference, objectives, title)
+    rows = _in_order(table, args.by, objectives)
+    rows = rows.take(range(len(rows))[: args.top])
     if args.csv:
         write(args, csv_text(rows))
         return 0
@@ -38,13 +42,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _in_order(table: Table, by: str | None, objectives: Sequence[str]) -> Table:
+    """By one column, or as a front is read; points that have no price (an illegal reference) come last."""
+    if by is not None:
+        return ordered(table, by)
+    priced = np.all([np.isfinite(table[name]) for name in objectives], axis=0)
+    rank = np.full(len(table), len(table))
+    rank[np.flatnonzero(priced)[ranked(table.where(priced), objectives)[0]]] = range(int(priced.sum()))
+    return table.take(np.argsort(rank, kind="stable"))
+
+
 def _text(
     args: argparse.Namespace, table: Table, rows: Table, reference: Table | None, objectives: Sequence[str]
 ) -> str:
     if not len(table):
         chosen = f" where {args.where}" if args.where else ""
         return f"no rows in {args.tables}{chosen}\n"
-    if args.by:
+    if args.by is not None:
         shown = list(dict.fromkeys([args.by, *objectives]))
         return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"
     if args.tables == "reference":
@@ -58,8 +72,8 @@ def _table(folder: RunFolder, name: str) -> Table:
     return folder.read_trials() if name == "trials" else folder.read_front()
 
 
-def _draw(path: Path, table: Table, reference: Table | None, objectives: Sequence[str]) -> None:
+def _draw(path: Path, table: Table, reference: Table | None, objectives: Sequence[str], title: str) -> None:
     from results.report.picture import save_front
 
     axes = [*objectives, *(name for name in ("step_time_s", "peak_memory_bytes") if name not in objectives)]
-    save_front(path, table, x=axes[0], y=axes[1], reference=reference)
+    save_front(path, table, x=axes[0], y=axes[1], reference=reference, title=title)
