@@ -23,7 +23,8 @@ __all__ = ["load_model", "model_from_mapping", "model_names"]
 
 T = TypeVar("T")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_SHORT = reprlib.Repr(maxlevel=2, maxstring=80, maxother=80, maxlong=80)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 80
 NOT_FIELDS = frozenset({"source"})  # allowed in a model file, not part of the spec
 
 
@@ -47,7 +48,8 @@ def load_model(reference: str | Path, folders: Sequence[Path] = ()) -> ModelSpec
     if os.path.isfile(path):
         return _read(path)
     names = model_names(folders)
-    raise ValueError(f"model {_shown(str(reference))} is neither a known name nor a file{_nearest(str(reference), names)}")
+    hint = _nearest(str(reference)[:200], names)
+    raise ValueError(f"model {_shown(str(reference))} is neither a known name nor a file{hint}")
 
 
 def _read(path: Path) -> ModelSpec:

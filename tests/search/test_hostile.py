@@ -1,0 +1,147 @@
+"""Nasty input and damaged runs: one clear line, nothing lost, nothing overwritten, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from estimator.model_io import load_model, model_from_mapping
+from results.store import RunFolder
+from search.space import SpaceError, parse_space
+from tests.search.conftest import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+INLINE = ("--pool", "inline")
+MODEL = {
+    "name": "tiny", "num_layers": 2, "hidden": 8, "ffn": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4,
+    "vocab": 10,
+}  # fmt: skip
+SPACE = (
+    "model: {model}\nsystem: dgx_h100\nworkload: {{seq: 8, global_batch: 128}}\nreference: {{'{name}': {{tp: 8}}}}\n"
+)
+
+
+def space(model: str = "llama3_8b", name: str = "eight") -> str:
+    return SPACE.format(model=model, name=name)
+
+
+@pytest.mark.parametrize("size", [10**18, 2**70])
+@pytest.mark.parametrize("key", ["num_layers", "num_mtp_layers", "hidden", "ffn", "vocab", "head_dim"])
+def test_a_model_of_impossible_size_is_refused_before_memory_is_taken(key, size):
+    with pytest.raises(ValueError, match=f"{key} must be at most .*, but got {size}"):
+        model_from_mapping(MODEL | {key: size})
+
+
+def test_an_alias_bomb_in_a_model_file_is_shown_short(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    bomb = "\n".join(lines)
+    values = "\n".join(f"{key}: {value}" for key, value in MODEL.items() if key != "hidden")
+    file = tmp_path / "bomb.yaml"
+    file.write_text(f"source:\n  {bomb.replace(chr(10), chr(10) + '  ')}\n{values}\nhidden: *a9\n")
+    with pytest.raises(ValueError, match="hidden must be an integer") as caught:
+        load_model(file)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_model_name_too_long_for_the_file_system_names_its_line():
+    with pytest.raises(SpaceError, match=r"^space:1: model: ") as caught:
+        parse_space(space(model="x" * 5000))
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_reference_must_not_be_named_like_a_row():
+    with pytest.raises(SpaceError, match=r"^space:4: reference.12: a name must not be a number"):
+        parse_space(space(name="12"))
+
+
+def test_references_without_a_price_come_last_instead_of_failing(search):
+    more = ("--set", "reference.broken.tp=3", "--set", "reference.also.pp=5")
+    assert search("launch", SMALL, *INLINE, *more, "--out", "run").code == 0
+    said = search("show", "run", "--tables", "reference", "--json")
+    rows = json.loads(said.out)["rows"]
+    assert said.code == 0
+    assert [row["feasible"] for row in rows] == [True, False, False]
+    assert search("show", "run", "--tables", "reference").code == 0
+
+
+@pytest.mark.parametrize("file", ["front.parquet", "reference.parquet", "rejections.parquet"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+def test_resuming_a_finished_run_writes_damaged_tables_again(search, file, damage):
+    assert search("launch", SMALL, *INLINE, "--out", "run").code == 0
+    target = Path("run", file)
+    whole = target.read_bytes()
+    target.unlink()
+    if damage != "missing":
+        target.write_bytes(b"" if damage == "empty" else whole[:-10])
+    assert search("resume", "run", *INLINE).code == 0
+    assert target.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("counts", {"raw": "x"}), ("counts", {"raw": [1]}), ("counts", {"front": math.nan}), ("seconds", {"total": "x"})],
+)
+@pytest.mark.parametrize("command", ["show", "why", "resume"])
+def test_a_garbled_manifest_is_one_line_that_names_it(search, small_run, command, key, value):
+    manifest = small_run.path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {key: value}))
+    said = search(command, small_run.path)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "manifest.json" in said.err
+
+
+def test_a_garbled_line_of_a_journal_says_what_to_do(search):
+    assert search("launch", SMALL, *INLINE, "--out", "run").code == 0
+    with RunFolder.open(Path("run")) as run:
+        run.update_manifest(state="interrupted")
+        run.append_block({})
+    file = Path("run", "journal", "blocks.jsonl")
+    file.write_bytes(b"\0\0\0\n")
+    said = search("resume", "run", *INLINE)
+    assert said.code == 2
+    assert "blocks.jsonl:1: " in said.err.splitlines()[-1]
+    assert "delete the line" in said.err.splitlines()[-1]
+    file.write_bytes(b"")
+    assert search("resume", "run", *INLINE).code == 0
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "front.parquet", "space.yaml", "journal/blocks.jsonl"])
+@pytest.mark.parametrize("option", ["-o", "--picture"])
+def test_an_output_never_replaces_a_file_of_a_run(search, small_run, option, file):
+    target = small_run.path / file
+    target.parent.mkdir(exist_ok=True)
+    target.touch()
+    before = target.read_bytes()
+    said = search("show", small_run.path, option, target)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert target.read_bytes() == before
+
+
+def test_an_output_never_replaces_the_input_but_its_own_last_answer(search, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(space())
+    said = search("estimate", file, "--reference", "eight", "-o", file)
+    assert said.code == 2
+    assert "must not replace the input" in said.err
+    assert file.read_text() == space()
+    for _ in range(2):
+        search("estimate", file, "--reference", "eight", "-o", tmp_path / "answer.txt")
+    assert "step" in (tmp_path / "answer.txt").read_text()
+
+
+def test_reading_a_run_starts_no_thread_that_could_outlive_it(small_run):
+    code = (
+        "import os, sys\nfrom pathlib import Path\nimport results.parquet\nfrom results.store import RunFolder\n"
+        "before = len(os.listdir('/proc/self/task'))\nrun = RunFolder.open(Path(sys.argv[1]))\n"
+        "run.read_front(), run.read_reference(), run.read_rejections()\n"
+        "sys.exit(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code, str(small_run.path)], env=env, check=False).returncode == 0
