@@ -7,6 +7,7 @@ Layers: defaults of the dataclasses < the YAML file < `--set`. Whatever is wrong
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -202,9 +203,9 @@ def _model(document: Document, folder: Path) -> ModelSpec:
             return model_from_mapping(value)
         if isinstance(value, str):
             beside = folder / value
-            known = (spaces.MODELS / f"{value}.yaml").exists()
-            return load_model(str(beside) if beside.exists() and not known else value, [spaces.MODELS])
-    except (ValueError, OSError) as error:  # a name too long for the file system
+            known = os.path.exists(spaces.MODELS / f"{value}.yaml")  # Path.exists raises on a name too long
+            return load_model(str(beside) if os.path.exists(beside) and not known else value, [spaces.MODELS])
+    except ValueError as error:
         raise _refused(document, key, error) from None
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
 
@@ -252,7 +253,7 @@ def _chips(document: Document, key: Key) -> list[int | None]:
     return [whole(document, (*key, i), item, 1, MAX_CHIPS) for i, item in enumerate(value)]
 
 
-def _refused(document: Document, key: Key, error: ValueError | OSError) -> SpaceError:
+def _refused(document: Document, key: Key, error: ValueError) -> SpaceError:
     """What a builder refused, at the key its message starts with if the document has that."""
     inner: Key = (*key, *str(error).split()[0].rstrip(":,").split("."))
     known = inner in document.places

@@ -1,0 +1,31 @@
+"""The README's examples do what it says they do."""
+
+import re
+
+import pytest
+
+from search.space import parse_space
+from search.sweep import sweep_inline
+
+
+@pytest.fixture
+def examples(root):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return {kind: re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml")}
+
+
+def test_the_python_example_runs(examples, capsys):
+    (code,) = examples["python"]
+    exec(compile(code, "README.md", "exec"), {})
+    step_s, mfu, device_bytes, feasible = capsys.readouterr().out.split()
+    assert 0 < float(mfu) < 1
+    assert float(step_s) > 0
+    assert float(device_bytes) < 80 * 1024**3
+    assert feasible == "True"
+
+
+def test_the_space_of_the_readme_has_a_front(examples):
+    (text,) = examples["yaml"]
+    space = parse_space(text, "README.md")
+    assert len(sweep_inline(space).ids) > 1
+    assert set(space.references) == {"mine"}
