@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from estimator.lanes import WIDTH, first, put
+from estimator.lanes import WIDTH, put
 from estimator.schedule import check_conditions
 from estimator.span import CODES, pipeline_span, pipeline_spans, scratch_rows
 from estimator.strategy import Schedule

@@ -1,8 +1,9 @@
-"""A command line to drive, and a finished run to ask about."""
+"""A command line to drive, a finished run to ask about, and a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,24 @@ from results.table import Table
 from search.cli import main
 from search.commands.point import Point
 from search.space import Space, load_space
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of this process: a head with two CPUs, to which a test may add nodes."""
+    before = os.environ.get("RAY_AUTH_MODE")
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 200 * 1024**2})
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+    os.environ.pop("RAY_AUTH_MODE")
+    if before is not None:
+        os.environ["RAY_AUTH_MODE"] = before
 
 
 class Said(NamedTuple):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,23 +44,6 @@ def carried_out(space: Space, out: Path, watch: Watch | None = None, **options: 
 
 def front_bytes(run: RunFolder) -> bytes:
     return (run.path / "front.parquet").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    before = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    import ray
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 200 * 1024**2})
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
-    os.environ.pop("RAY_AUTH_MODE")
-    if before is not None:
-        os.environ["RAY_AUTH_MODE"] = before
 
 
 @pytest.fixture(scope="module")

@@ -198,23 +198,6 @@ def test_a_server_that_is_not_ray_is_given_up_after_a_bounded_time(monkeypatch):
 # On a cluster of this process: a head with two CPUs, and nodes that a test adds
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    before = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    import ray
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 128 * 1024**2})
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
-    os.environ.pop("RAY_AUTH_MODE")
-    if before is not None:
-        os.environ["RAY_AUTH_MODE"] = before
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_ray_gives_what_inline_gives_whatever_the_number_of_workers(cluster, num_workers):
     with RayPool(adder, spec_of(), num_workers=num_workers) as pool:
