@@ -7,6 +7,7 @@ loaded, so that help answers at once. Computes and prints nothing else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -30,6 +31,7 @@ exit codes: 0 done, 1 a defect of ours, 2 bad input, 3 nothing feasible, 130 int
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    _open_streams()
     words = sys.argv[1:] if argv is None else list(argv)
     wants_traceback = "--traceback" in words or os.environ.get(TRACEBACK, "0") not in {"", "0"}
     try:
@@ -54,6 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _open_streams() -> None:
+    """Gives a process that was started with closed streams (`>&-`) ones that lead nowhere.
+
+    Otherwise the next file that is opened would get the number of the stream, and what is printed.
+    """
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115 - lives as long as the process
+
+
 def _run(words: Sequence[str]) -> int:
     parser = _parser()
     if not words:
@@ -73,7 +85,8 @@ def _sentence(error: BaseException) -> str:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"search: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # where nobody can be told, the exit code is what is left
+        print(f"search: {text}", file=sys.stderr)
     return code
 
 

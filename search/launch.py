@@ -154,10 +154,17 @@ class _Sweeping:
 
     def recall(self) -> list[tuple[int, int]]:
         """Take in what the journal holds of this very plan; the blocks that are left."""
-        mine = [record for record in self.run.read_blocks() if record.get("plan") == self.fingerprint]
-        done = {(int(record["start"]), int(record["stop"])): record for record in mine}
-        for record in done.values():
-            self._merge(_from_record(record))
+        blocks = {start: stop for start, stop in self.plan.blocks}
+        done: dict[tuple[int, int], Swept] = {}
+        for record in self.run.read_blocks():
+            start = record.get("start")
+            if record.get("plan") != self.fingerprint or not isinstance(start, int) or start not in blocks:
+                continue
+            part = _from_record(record)
+            if part is not None and record.get("stop") == blocks[start]:
+                done[start, blocks[start]] = part
+        for part in done.values():
+            self._merge(part)
         return [block for block in self.plan.blocks if block not in done]
 
     def take(self, result: BlockDone | BlockFailed, seconds: float) -> None:
@@ -243,13 +250,18 @@ def _record(start: int, stop: int, value: Swept) -> dict[str, Any]:
             "values": value.values.tolist(), "counts": value.counts.tolist()}  # fmt: skip
 
 
-def _from_record(record: dict[str, Any]) -> Swept:
-    ids = np.array(record["ids"], dtype=np.int64)
-    return Swept(
-        ids=ids, systems=np.array(record["systems"], dtype=np.int64),
-        values=np.array(record["values"], dtype=np.float64).reshape(len(ids), -1) if len(ids) else np.zeros((0, 2)),
-        counts=np.array(record["counts"], dtype=np.int64),
-    )  # fmt: skip
+def _from_record(record: dict[str, Any]) -> Swept | None:
+    """What a block found; None where its record is damaged, so that the block is swept again."""
+    try:
+        ids = np.array(record["ids"], dtype=np.int64)
+        found = Swept(
+            ids=ids, systems=np.array(record["systems"], dtype=np.int64),
+            values=np.array(record["values"], dtype=np.float64).reshape(len(ids), -1) if len(ids) else np.zeros((0, 2)),
+            counts=np.array(record["counts"], dtype=np.int64),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if ids.shape == found.systems.shape and found.counts.shape == (len(COUNTS),) else None
 
 
 def _counts(found: Swept) -> dict[str, int]:

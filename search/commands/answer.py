@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from results.files import as_user_error, dump_json
 from results.store import is_run
 
-__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "json_text", "write"]
+__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "json_text", "tell", "write"]
 
 NOTHING_FEASIBLE = 3
 INPUTS = ("spaces", "config", "target", "tables")  # of the command line: files that a command reads
@@ -27,12 +28,28 @@ def answer(args: argparse.Namespace, *, text: str, data: Any) -> None:  # noqa: 
 def write(args: argparse.Namespace, content: str) -> None:
     """To the file of -o, else to standard output."""
     if args.output is None:
-        sys.stdout.write(content)
+        _to_standard_output(content)
         return
     path = Path(args.output)
     check_free(args, args.output)
     with as_user_error(path, "write"):
         path.write_text(content, encoding="utf-8")
+
+
+def tell(*lines: str) -> None:
+    """Lines on standard error. Where that is full or has lost its reader, work goes on untold."""
+    with contextlib.suppress(OSError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def _to_standard_output(content: str) -> None:
+    try:
+        sys.stdout.write(content)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        raise
+    except OSError as error:
+        raise ValueError(f"standard output: cannot write: {error.strerror}; give a file with -o") from error
 
 
 def check_free(args: argparse.Namespace, name: str) -> None:

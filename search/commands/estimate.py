@@ -27,7 +27,10 @@ SHARES = ("measured", "tile", "roofline")
 def run(args: argparse.Namespace) -> int:
     """Prices one configuration; exit 3 where it does not fit in memory."""
     point = read_point(args.config, args.reference, args.overrides)
-    result = point.evaluate()
+    try:
+        result = point.evaluate()
+    except ValueError as error:
+        raise ValueError(f"{args.config}: {error}") from error
     found = [] if result.feasible else remedies(point)
     ops = price_ops(point) if args.ops else []
     answer(args, text=_text(point, result, found, ops), data=_data(point, result, found, ops, with_ops=args.ops))

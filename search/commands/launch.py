@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from hardware.units import format_bytes, format_count, format_seconds
 from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
 from results.store import RunFolder, claimable
-from search.commands.answer import NOTHING_FEASIBLE, answer
+from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
@@ -96,7 +95,7 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
 
 
 def _say(lines: list[str]) -> None:
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    tell(*lines)
 
 
 def _understood(space: Space, place: str) -> list[str]:

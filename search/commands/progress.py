@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from hardware.units import format_count, format_seconds
 from results.report.text import format_cell
+from search.commands.answer import tell
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -50,7 +51,7 @@ class Lines:
 
     def phase(self, text: str) -> None:
         """Says what starts now."""
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
     def update(self, state: Update) -> None:
         """Says how far it is, if it is time to."""
@@ -58,7 +59,7 @@ class Lines:
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + INTERVAL_S
-            print(progress_line(state, self._first), file=sys.stderr, flush=True)
+            tell(progress_line(state, self._first))
 
     def __enter__(self) -> Self:
         return self

@@ -145,3 +145,36 @@ def test_reading_a_run_starts_no_thread_that_could_outlive_it(small_run):
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code, str(small_run.path)], env=env, check=False).returncode == 0
+
+
+def run_in_shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "SEARCH": f"{sys.executable} -m search", "SPACE": SMALL}
+    return subprocess.run(["bash", "-c", line], env=env, cwd=cwd, text=True, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&- <&-", "2>/dev/full", "2> >(head -1 >/dev/null)"])
+def test_a_search_goes_on_when_nobody_can_be_told(tmp_path, streams):
+    done = run_in_shell(f"$SEARCH launch $SPACE --pool inline --out run {streams}", tmp_path)
+    assert done.returncode == 0
+    with RunFolder.open(tmp_path / "run") as run:
+        assert (run.state, len(run.read_front()) > 0) == ("done", True)
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["front"]
+
+
+def test_a_full_standard_output_is_named(tmp_path):
+    done = run_in_shell("$SEARCH catalog chips >/dev/full", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("search: standard output: cannot write: No space left on device; give a file")
+
+
+@pytest.mark.parametrize("code", ["show missing 2>&-", "show missing 2>/dev/full"])
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(tmp_path, code):
+    assert run_in_shell(f"$SEARCH {code}", tmp_path).returncode == 2
+
+
+def test_an_illegal_configuration_names_where_it_stands(search, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(space())
+    said = search("estimate", file, "--reference", "eight", "--set", "reference.eight.tp=3")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"search: {file}: world: ")

@@ -173,6 +173,22 @@ def test_blocks_of_another_plan_are_swept_again(whole, tmp_path):
     assert len(lines_of(run)) == before + len(lines_of(whole.path))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"ids": None}, {"ids": [1, 2, 3]}, {"counts": []}, {"counts": "x"}, {"values": [["x"]]}, {"systems": {}},
+     {"stop": 7}, {"start": []}, {"start": -1}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_record_of_a_block_is_swept_again(whole, tmp_path, damage):
+    run = interrupted(tmp_path / "run", 9)
+    first, *others = lines_of(run)
+    kept = [json.dumps(json.loads(first) | damage), *others]
+    journal(run).write_text("".join(f"{line}\n" for line in kept))
+    resumed = resume(run, INLINE, Watch())
+    assert front_bytes(resumed) == front_bytes(whole)
+    assert len(lines_of(run)) == len(lines_of(whole.path)) + 1
+
+
 def test_resuming_a_run_that_is_done_does_nothing(whole):
     files = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     watch = Watch()
