@@ -126,6 +126,32 @@ def staging_bytes(bucket, grads, overlap, zero):
 
 
 @njit(cache=True)
+def _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, tell, items):
+    """Allocated bytes of the fullest rank; with `tell`, its items and those of the others go to `items` [p, Item]."""
+    p, c, net, row = rows.pp[i], t.constants, t.nets[rows.net[i]], rows.row[i]
+    saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
+    flying = np.empty(place.slots.shape)
+    in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], flying)
+    chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, live)
+    exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
+    line = np.zeros(items.shape[1])
+    peak = 0.0
+    for rank in range(p):
+        static = static_bytes(rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
+        moving = moving_bytes(rank, place.slots, flying, saved, live, line)
+        grads = (dense[rank] + expert[rank]) * c.grad_bytes
+        line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], grads, dp, zero)
+        line[ITEM_EXCHANGE] = exchange
+        line[ITEM_WORK] = WORKSPACE_BYTES
+        peak = max(peak, (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES)))
+        if tell:
+            line[ITEM_LOGITS] = logits_bytes(rank, place.slots, flying, place.counts, again)
+            line[ITEM_ACTIVATIONS] -= line[ITEM_LOGITS]
+            items[rank] = line
+    return peak
+
+
+@njit(cache=True)
 def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.ndarray, stages: np.ndarray) -> None:
     """Fill `out` [N, Out]. With `gate`, rows over capacity get their memory and NaN seconds.
 
@@ -134,7 +160,6 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
     kinds = t.base.shape[1]
     f, b, w = np.empty(kinds), np.empty(kinds), np.empty(kinds)
     r = np.empty((t.again.shape[1], kinds))
-    line = np.zeros(items.shape[1])
     for i in range(out.shape[0]):
         p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
         place = place_of(t, rows.layout[i], p)
@@ -145,29 +170,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         if net[N_DP] == 1.0 and net[N_EDP] == 1.0:  # nothing to share: ZeRO and its traffic have no effect
             zero, dp = 0, 0
         num_classes, num_chunks = place.counts.shape[0], place.class_of.size
-        saved, live = np.empty(num_classes), np.empty(num_classes)
-        flying = np.empty(place.slots.shape)
-        in_flight_peak(code, p, v, m, flying)
-        chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
         dense, expert = np.empty(p), np.empty(p)
         rank_params(place.held, base, dense, expert)
-        exchange = fixed_bytes(t.buffer_bytes[rows.row[i]], t.hop_bytes[rows.row[i]], p)
-        peak = 0.0
-        for rank in range(p):
-            static = static_bytes(
-                rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
-            )
-            moving = moving_bytes(rank, place.slots, flying, saved, live, line)
-            grads = (dense[rank] + expert[rank]) * c.grad_bytes
-            line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], grads, dp, zero)
-            line[ITEM_EXCHANGE] = exchange
-            line[ITEM_WORK] = WORKSPACE_BYTES
-            total = (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES))
-            peak = max(peak, total)
-            if i == out.shape[0] - 1:
-                line[ITEM_LOGITS] = logits_bytes(rank, place.slots, flying, place.counts, again)
-                line[ITEM_ACTIVATIONS] -= line[ITEM_LOGITS]
-                items[rank] = line
+        peak = _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, i == out.shape[0] - 1, items)
         out[i, O_PEAK] = peak
         out[i, O_DEVICE] = peak * RESERVED_FACTOR + c.context_bytes
         if gate and out[i, O_DEVICE] > c.capacity_bytes:

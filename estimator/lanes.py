@@ -133,7 +133,7 @@ def _larger(typingctx, a, b):
 
 def larger(a, b):
     """The larger of two, lane by lane (of two floats: the larger)."""
-    raise NotImplementedError("larger runs in jitted code only; call max or numpy.maximum instead")
+    raise TypeError("larger runs in jitted code only; call max or numpy.maximum instead")
 
 
 @overload(larger)
