@@ -39,6 +39,7 @@ from estimator.memory import (
     chunk_bytes,
     logits_bytes,
     moving_bytes,
+    second_set,
     static_bytes,
 )
 from estimator.span import DUALPIPE, ZB_H1, in_flight_peak, scratch_rows
@@ -132,6 +133,7 @@ def _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, tell, i
     saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
     flying = np.empty(place.slots.shape)
     in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], flying)
+    second_set(rows.schedule[i] == DUALPIPE, rows.overlap_ep[i], flying)
     chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, live)
     exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
     line = np.zeros(items.shape[1])
@@ -200,10 +202,11 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         windows = np.empty((2 * num_leads, WIDTH))
         rank_windows(place.leads, place.slots, classes, windows)
         each = m / 2 if code == DUALPIPE else m * 1.0
-        exposed = -1.0
+        exposed = 0.0
         update = 0.0
         gather = 0.0
-        busiest = 0.0
+        busiest = -1.0
+        told = 0.0
         last = 0
         for n in range(num_leads):
             rank = place.leads[n]
@@ -220,16 +223,17 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 mine = grad_s + grad_latency
                 gather = max(gather, gather_s + gather_latency)
             update = max(update, update_seconds(d, e, zero, net, c))
-            busy = windows[n, 0] + windows[num_leads + n, 0]
-            if mine > exposed or (mine == exposed and busy > busiest):
-                exposed, busiest, last = mine, busy, rank
+            exposed = max(exposed, mine)
+            busy = each * (windows[n, 0] + windows[num_leads + n, 0]) + mine
+            if busy > busiest:
+                busiest, told, last = busy, mine, rank
         out[i, O_STEP] = finish(span, exposed, update, gather, c)
         out[i, O_PIPE] = span + exposed
         out[i, O_OPT] = update
         out[i, O_OPTCOMM] = gather + c.norm_latency_s
         out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
         out[i, O_RANK] = last
-        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed)
+        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, told)
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
             for j in range(num_chunks):

@@ -20,6 +20,7 @@ __all__ = [
     "chunk_bytes",
     "logits_bytes",
     "moving_bytes",
+    "second_set",
     "static_bytes",
 ]
 
@@ -107,6 +108,17 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
                     widest = max(widest, again_all[choice, k, A_LIVE])
         saved[j] = total
         live[j] = widest
+
+
+@njit(cache=True)
+def second_set(code_holds_pair, overlap_ep, in_flight):
+    """One more chunk in flight on every rank where a forward runs beside another micro-batch's backward.
+
+    DualPipe's schedule counts it already (p + 1).
+    """
+    if overlap_ep and not code_holds_pair:
+        for rank in range(in_flight.shape[0]):
+            in_flight[rank, 0] += 1
 
 
 @njit(cache=True)

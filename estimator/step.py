@@ -44,7 +44,7 @@ def evaluate(
     columns = columns_of(out, model, system, workload, strategy.precision)
     fits = out[:, Out.DEVICE_MEMORY_BYTES] <= system.usable_hbm_bytes
     reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
-    assumptions = tuple(system.assumptions)
+    assumptions = (*system.assumptions, *system.chip.assumptions)
     if not scalar:
         return StepResult(columns={**columns}, feasible=fits, reason=reasons, assumptions=assumptions)
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
@@ -74,7 +74,8 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
         row=row_of, net=net_of, layout=np.array(made, dtype=np.int64)[layout_of],
         schedule=np.full(n, CODES[s.schedule]), pp=whole("pp"), vpp=whole("vpp"),
         num_micro_batches=whole("num_micro_batches"), choice=np.full(n, choice_index(builder.choices, s.recompute)),
-        layers=whole("recompute_layers"), overlap_tp=whole("overlap_tp"), overlap_ep=whole("overlap_ep"),
+        layers=whole("recompute_layers"), overlap_tp=whole("overlap_tp"),
+        overlap_ep=whole("overlap_ep") * (sizes["ep"] > 1),
         overlap_pp=whole("overlap_pp"), overlap_dp=whole("overlap_dp"), zero=whole("zero_stage"),
         bucket=np.ascontiguousarray(sizes["bucket_bytes"]),
     )  # fmt: skip

@@ -167,7 +167,9 @@ class Strategy:
     precision: str = "bf16"  # a recipe of estimator/precision.py
     optimizer: Optimizer = Optimizer.ADAM
     overlap: Overlap = field(default_factory=Overlap)
-    bucket_bytes: Size = 0  # gradient bucket of overlapped DP; 0: one bucket
+    # Gradient bucket of overlapped DP; 0: one bucket, which leaves nothing to overlap. Default: Megatron-Core's 40
+    # million fp32 gradients.
+    bucket_bytes: Size = 160_000_000
     fusion: frozenset[Fusion] = DEFAULT_FUSION
 
     @property

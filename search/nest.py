@@ -110,7 +110,7 @@ def _drop(job, options, front, low_step, x):
             lowest = np.inf
             for z in range(4):
                 if job.zero[z] >= 0:
-                    lowest = min(lowest, x.memory[z, o, 0])
+                    lowest = min(lowest, x.memory[0, z, o, 0], x.memory[1, z, o, 0])
             x.fits[o] = not _beaten(front, options, low_step, lowest)
 
 
@@ -147,20 +147,21 @@ def _fill_least(job, place, x):
 
 @njit(cache=True)
 def _open(c, job, options, front, prune, counts_out, x):
-    """Which recomputes fit under each ZeRO stage, and may add to the front."""
+    """Which recomputes fit without and with EP overlap under each ZeRO stage, and may add to the front."""
     memory, is_open, least = x.memory, x.is_open, x.least
-    for z in range(4):
-        for o in range(job.num):
-            if job.zero[z] < 0:
-                is_open[z, o] = False
-                continue
-            bare = memory[z, o, 0]
-            is_open[z, o] = bare < np.inf
-            if bare == np.inf:
-                counts_out[4] += _candidates(job, z, options.buckets.size)
-            elif prune:
-                step = finish(least[o], 0.0, x.update[z], 0.0, c)
-                is_open[z, o] = x.fits[o] and not _beaten(front, options, step, bare)
+    for ep in range(2):
+        for z in range(4):
+            for o in range(job.num):
+                if job.zero[z] < 0 or job.flags[1, ep] < 0:
+                    is_open[ep, z, o] = False
+                    continue
+                bare = memory[ep, z, o, 0]
+                is_open[ep, z, o] = bare < np.inf
+                if bare == np.inf:
+                    counts_out[4] += _candidates(job, z, options.buckets.size)
+                elif prune:
+                    step = finish(least[o], 0.0, x.update[z], 0.0, c)
+                    is_open[ep, z, o] = x.fits[o] and not _beaten(front, options, step, bare)
 
 
 @njit(cache=True)
@@ -175,14 +176,14 @@ def _next_lanes(job, is_open, kind, o, pair):
         if kind == 0 or flags[3, _dp_of(kind)] >= 0:
             lowest = _lowest_zero(kind)
             while o < job.num:
-                if is_open[lowest, o] or (kind == 0 and is_open[1, o]):
-                    while pair < 4:
-                        if n == WIDTH:
-                            return n, kind, o, pair
-                        if flags[0, pair >> 1] >= 0 and flags[1, pair & 1] >= 0:
-                            lane_o[n], lane_g[n], lane_kind[n] = o, pair, kind
-                            n += 1
-                        pair += 1
+                while pair < 4:
+                    if n == WIDTH:
+                        return n, kind, o, pair
+                    wanted = is_open[pair & 1, lowest, o] or (kind == 0 and is_open[pair & 1, 1, o])
+                    if wanted and flags[0, pair >> 1] >= 0:
+                        lane_o[n], lane_g[n], lane_kind[n] = o, pair, kind
+                        n += 1
+                    pair += 1
                 o, pair = o + 1, 0
         kind, o, pair = kind + 1, 0, 0
     if n > 0:
@@ -228,7 +229,7 @@ def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp,
         put(covers, i, cover_of(load(covers, i)))
     # Plain locals: looking arrays up in a tuple costs reference counts, which the innermost loop would feel.
     held, memory, is_open, terms, witness, out = x.held, x.memory, x.is_open, x.terms, x.witness, x.out
-    lane_o, lane_kind, flags = job.o, job.kind, job.flags
+    lane_o, lane_g, lane_kind, flags = job.o, job.g, job.kind, job.flags
     xs, ys, size, use_step, use_memory = front.x, front.y, front.size, options.use_step, options.use_memory
     priced = 0
     for z in range(4):
@@ -240,14 +241,14 @@ def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp,
             kind = 0 if z < 2 else 2 * z - 3 + dp
             lanes = 0
             for lane in range(n):
-                lanes |= (lane_kind[lane] == kind and is_open[z, lane_o[lane]]) << lane
+                lanes |= (lane_kind[lane] == kind and is_open[lane_g[lane] & 1, z, lane_o[lane]]) << lane
             if lanes == 0:
                 continue
             bucketed = dp == 1 and z < 3
             for lane in range(n):
                 if (lanes >> lane) & 1:
                     for k in range(columns if bucketed else 1):
-                        held[k, lane] = memory[z, lane_o[lane], k]
+                        held[k, lane] = memory[lane_g[lane] & 1, z, lane_o[lane], k]
             if prune:
                 lanes = _alive(lanes, front, options, finish(span, 0.0, update, 0.0, c), x)
             for column in range(1 if bucketed else 0, columns if bucketed else 1):
@@ -326,9 +327,9 @@ def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp
 
 @njit(cache=True)
 def _candidates(job, z, num_buckets):
-    """Candidates under one ZeRO stage and one recompute choice."""
+    """Candidates under one ZeRO stage, one recompute choice, and EP overlap off or on."""
     ways = 1
-    for flag in range(3):
+    for flag in (0, 2):
         ways *= (job.flags[flag, 0] >= 0) + (job.flags[flag, 1] >= 0)
     off = 1 if job.flags[3, 0] >= 0 else 0
     on = 1 if job.flags[3, 1] >= 0 else 0

@@ -28,8 +28,8 @@ from estimator.compose import (
 )
 from estimator.jit import njit
 from estimator.lanes import WIDTH
-from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
-from estimator.span import in_flight_peak, scratch_rows
+from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, second_set, static_bytes
+from estimator.span import DUALPIPE, in_flight_peak, scratch_rows
 from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
 
 __all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "new_scratch"]
@@ -44,8 +44,9 @@ class Scratch(NamedTuple):
     Per pair of TP and EP flags and CHEAPEST: seconds of block kinds `f`, `b`, `w` [5, K] and of recompute `r`
     [5, choices, K]; of classes of chunks `once` [5, 3, Q] and `again` [5, recomputes, Q]; `traffic` [Q, 2] of ZeRO.
 
-    Per recompute: `moving`, `total` [recomputes, p], `memory` [4, recomputes, 1 + buckets] (bare, then per bucket;
-    infinite where over capacity), `is_open` [4, recomputes], `fits` (under any ZeRO stage), `least` [recomputes].
+    Per recompute: `moving`, `total` [recomputes, p], `memory` [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage;
+    bare, then per bucket; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
+    any of those), `least` [recomputes].
 
     Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
     [3, buckets, leads, 4], total and least of each, `update` [4].
@@ -112,7 +113,7 @@ def new_scratch(t, options):
     witness = np.full((2, WIDTH), np.inf)
     return Scratch(
         f, b, w, r, np.empty((5, 3, most)), np.empty((5, num, most)), np.empty((most, 2)), np.empty((num, ranks)),
-        np.empty((num, ranks)), np.empty((4, num, 1 + buckets)), np.empty((4, num), np.bool_),
+        np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)), np.empty((2, 4, num), np.bool_),
         np.empty(num, np.bool_), np.empty(num),
         np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((3 * most, WIDTH)),
         np.empty((3 * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
@@ -157,28 +158,37 @@ def fill_bytes(t, part, job, place, options, x):
     p, num_classes = job.p, place.counts.shape[0]
     dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
     rank_params(place.held, base, dense, expert)
-    flying = np.empty(place.slots.shape)
-    in_flight_peak(job.code, p, job.v, job.m, flying)
     saved, live, line = np.empty(num_classes), np.empty(num_classes), np.empty(NUM_ITEMS)
     moving, plain, update = x.moving, x.plain, x.update
-    for o in range(job.num):
-        choice, layers = choice_of(options, job.num_plain, o)
-        chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
-        for rank in range(p):
-            moving[o, rank] = moving_bytes(rank, place.slots, flying, saved, live, line)
     fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
     staged = np.empty((options.buckets.size, p))
     x.fits[:] = False
+    x.memory[:, :, : job.num, 0] = np.inf
+    for ep in range(2):
+        if job.flags[1, ep] < 0:
+            continue
+        flying = np.empty(place.slots.shape)
+        in_flight_peak(job.code, p, job.v, job.m, flying)
+        second_set(job.code == DUALPIPE, ep, flying)
+        for o in range(job.num):
+            choice, layers = choice_of(options, job.num_plain, o)
+            chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
+            for rank in range(p):
+                moving[o, rank] = moving_bytes(rank, place.slots, flying, saved, live, line)
+        for z in range(4):
+            if job.zero[z] < 0:
+                continue
+            for rank in range(p):
+                held[rank] = static_bytes(
+                    rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
+                )
+            memory = x.memory[ep, z]
+            _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, memory)
+            for o in range(job.num):
+                x.fits[o] |= memory[o, 0] < np.inf
     for z in range(4):
         if job.zero[z] < 0:
             continue
-        for rank in range(p):
-            held[rank] = static_bytes(
-                rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
-            )
-        _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, x.memory[z])
-        for o in range(job.num):
-            x.fits[o] |= x.memory[z, o, 0] < np.inf
         plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
         for rank in place.leads:
             update[z] = max(update[z], update_seconds(dense[rank], expert[rank], z, net, c))

@@ -26,7 +26,7 @@ from search.expression import Expression, strategy_values
 from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part, corners, sweep
 from search.objective import exactness
 from search.program import text_code
-from search.space import Space
+from search.space import Keep, Space
 from search.staircase import Staircase, insert, is_beaten, new_staircase
 from search.structures import enumerate_space, structure_filters
 from search.worlds import SIZES, Enumeration, Structures, World
@@ -87,7 +87,7 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
     enumeration = enumerate_space(space)
     enumerated = time.perf_counter()
     bounded, reason = _exactness(space)
-    prune = prune and bounded
+    prune = prune and bounded and space.options.keep is Keep.FRONT  # who keeps all wants all counted
     n = len(enumeration.structures)
     plan = Plan(
         space=space, enumeration=enumeration, bounded=bounded, reason=reason, prune=prune, lows=np.zeros((n, 2)),

@@ -117,7 +117,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"ranks {row['rank_order']}" if row["rank_order"] != RankOrder.TP_CP_DP_PP.value else "",
         f"recompute {row['recompute']}{layers}",
         f"overlap {'+'.join(overlaps)}" if overlaps else "no overlap",
-        f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] else "",
+        f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] and row["overlap_dp"] else "",
         row["precision"],
         row["optimizer"],
         f"fused: {row['fusion']}",

@@ -22,6 +22,7 @@ __all__ = ["headline", "remedy_lines", "run"]
 
 NOT_COUNTED = "data loading and logging buffers, checkpoint staging, fragmentation beyond the reserve"
 SHARES = ("measured", "tile", "roofline")
+UNEVEN = 1.15  # times the middle stage: from here on a layout is worth a thought
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,14 +79,21 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
     lines += [
         cost,
         "",
-        f"time of rank {result.finishing_rank}, which ends last",
-        waterfall(row),
+        f"time of rank {result.finishing_rank}, which works most",
+        waterfall(row).rstrip(),
+        *_uneven(result),
+        "",
         *_memory(point, result, row),
     ]
     shares = ", ".join(f"{row[f'price_share_{name}']:.0%} {name}" for name in SHARES)
     lines += ["", f"price sources: {shares}"]
+    chip = point.system.chip
     for text in result.assumptions:
-        lines += hanging("assumed: ", text)
+        if text not in chip.assumptions:
+            lines += hanging("assumed: ", text)
+    fields = [text.partition(":")[0].split()[-1] for text in chip.assumptions]
+    if fields:
+        lines += hanging("assumed of the chip: ", f"{', '.join(fields)}; why: search catalog chips {chip.name}")
     return "\n".join(lines) + "\n" + ("\n" + ops_table(ops) if ops else "")
 
 
@@ -95,6 +103,22 @@ def _verdict(point: Point, result: StepResult, found: Sequence[Remedy]) -> list[
         return [f"fits: {format_bytes(device)} of {format_bytes(capacity)} usable"]
     needs, over = f"{format_bytes(device)} of {format_bytes(capacity)}", format_bytes(device - capacity)
     return [f"does not fit: {needs} usable, {over} too much", *remedy_lines(found, capacity)]
+
+
+def _uneven(result: StepResult) -> list[str]:
+    """The stage that the others wait for, where one takes much longer than most."""
+    seconds = [stage.forward_s + stage.backward_s for stage in result.stages]
+    middle = sorted(seconds)[len(seconds) // 2]
+    worst = max(range(len(seconds)), key=lambda rank: seconds[rank])
+    if len(seconds) < 2 or seconds[worst] < UNEVEN * middle:
+        return []
+    layers = "+".join(str(n) for n in result.stages[worst].layers)
+    text = (
+        f"stage {worst} ({layers} layers beside embedding, head or MTP) takes {format_seconds(seconds[worst])} a "
+        f"micro-batch, {seconds[worst] / middle:.1f} times the middle one: the others wait for it; a layout with fewer "
+        "layers there evens it out"
+    )
+    return ["", *hanging("uneven: ", text)]
 
 
 def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:

@@ -126,6 +126,7 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     *table, _ = front_table(shown, objectives, reference=reference).splitlines()
     lines = [*table, f"{len(shown)} of {len(front)} points of the front, from end to end", ""]
     lines += hanging("candidates: ", counts_line(manifest["counts"]))
+    lines += hanging("search: ", str(manifest.get("sampler_reason", "")))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
     lines += _next(folder.path, int(front["id"][order[0]]))
     data = {

@@ -58,8 +58,12 @@ def rejections_of(by_rule: Mapping[str, int], examples: Mapping[str, str]) -> Ta
 
 def counts_line(counts: Mapping[str, Any]) -> str:
     """How many candidates there were, and how many passed each gate."""
-    parts = [f"{format_count(counts[name])} {text}" for name, text in COUNTS if counts.get(name) is not None]
-    return ", ".join(parts)
+    told = [(name, text) for name, text in COUNTS if counts.get(name) is not None]
+    if counts.get("pruned"):  # what bounds ruled out was never held against memory
+        told = [(name, text) for name, text in told if name != "fits"]
+        by_bounds = "priced, the others ruled out by rules, memory or bounds"
+        told = [(name, by_bounds if name == "priced" else text) for name, text in told]
+    return ", ".join(f"{format_count(counts[name])} {text}" for name, text in told)
 
 
 def closest_remedies(space: Space, closest: Sequence[Mapping[str, Any]]) -> list[Remedy]:

@@ -161,7 +161,7 @@ def test_overlapped_buckets_are_staged_twice_and_never_exceed_the_gradients():
     assert huge["buckets"] == 2 * huge["gradients"]
     for none in (
         Strategy(bucket_bytes=MIB),
-        Strategy(overlap=on),
+        Strategy(overlap=on, bucket_bytes=0),
         Strategy(overlap=on, bucket_bytes=MIB, zero_stage=3),
     ):
         assert memory(LLAMA, none, 8)["buckets"] == 0
@@ -235,3 +235,19 @@ def test_logits_are_an_item_of_the_rank_that_holds_the_head():
     assert logits == [0, 0, 0, 4 * SEQ * 8192 / 2]  # one micro-batch in flight on the last rank of 1F1B
     fused = replace(Strategy(pp=4), fusion=Strategy().fusion | {Fusion.FUSED_LOSS})
     assert step(LLAMA, fused, 4).stages[3].memory["logits"] == 0
+
+
+def test_a_forward_beside_a_backward_holds_one_more_chunk():
+    """EP overlap runs two micro-batches side by side: at one stage and interleaved it must be paid for."""
+    on = Overlap(ep=1)
+    for s in (Strategy(ep=4, micro_batch=1), Strategy(ep=4, pp=2, vpp=2, schedule=Schedule.INTERLEAVED)):
+        off, beside = step(MIXTRAL, s, 8), step(MIXTRAL, replace(s, overlap=on), 8)
+        grown = [
+            b.memory["activations"] - a.memory["activations"] for a, b in zip(off.stages, beside.stages, strict=True)
+        ]
+        assert min(grown) > 0
+        assert off.columns["exposed_comm_ep_s"] > beside.columns["exposed_comm_ep_s"]
+    two = Strategy(ep=4, pp=2, schedule=Schedule.DUALPIPE)  # its p + 1 counts the pair already
+    assert step(MIXTRAL, two, 8).stages[0].memory == step(MIXTRAL, replace(two, overlap=on), 8).stages[0].memory
+    alone = Strategy(overlap=on)  # no experts apart: nothing to run beside
+    assert step(MIXTRAL, alone, 8).peak_memory_bytes == step(MIXTRAL, Strategy(), 8).peak_memory_bytes
