@@ -1,7 +1,7 @@
 """What an evaluation answers: the columns of a step, their units and the identities between them.
 
 All seconds are those of one rank. Every rank waits at the gradient-norm reduction for the last to arrive, so all finish
-together; told is the one that works most (its passes and its own exposed gradient traffic): the one that others wait for.
+together; told is the one that works most (its passes and its own exposed gradient traffic), which others wait for.
 Identities (tests/estimator/test_identities.py):
 
     step_time = pipeline + optimizer + optimizer_comm + fixed_host + jitter
