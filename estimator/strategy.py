@@ -172,6 +172,17 @@ class Strategy:
     bucket_bytes: Size = 160_000_000
     fusion: frozenset[Fusion] = DEFAULT_FUSION
 
+    def __post_init__(self) -> None:
+        kinds = {"schedule": Schedule, "context_parallel": ContextParallel, "rank_order": RankOrder,
+                 "optimizer": Optimizer, "recompute": Recompute, "overlap": Overlap}  # fmt: skip
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                make = f"{kind.__name__}.parse" if kind is Recompute else kind.__name__
+                raise TypeError(f"{name} must be of {kind.__name__}, but got {value!r}; {make}(...) makes one")
+        if not all(isinstance(item, Fusion) for item in self.fusion):
+            raise TypeError(f"fusion must hold members of Fusion, but got {self.fusion!r}")
+
     @property
     def num_rows(self) -> int:
         """Length of the batch: 1 for plain numbers."""

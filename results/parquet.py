@@ -36,7 +36,9 @@ def write_table(path: Path, table: Table, fields: tuple[Field, ...], metadata: M
 def read_table(path: Path, fields: tuple[Field, ...]) -> Table:
     """The table of a file; ValueError when it is absent, half-written, of another version or lacks a column."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; the run has not written it")
+        raise ValueError(
+            f"{path}: no such file, the run ended before it wrote it; `search resume {path.parent}` goes on"
+        )
     try:
         source = pa.BufferReader(path.read_bytes())
         arrow = pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)

@@ -32,6 +32,7 @@ TIME_TERMS = (
 _BAR = 50
 _STAGES_A_BLOCK = 7  # columns of the memory table that fit beside the item names
 _SUM_RTOL = 1e-9  # fifteen float64 additions
+_NOISE = 1e-13  # of a step: what rounding leaves of a remainder that is zero
 
 
 def waterfall(row: Mapping[str, Any]) -> str:
@@ -39,6 +40,8 @@ def waterfall(row: Mapping[str, Any]) -> str:
     step_s = float(row["step_time_s"])
     terms = [(name, float(row[name])) for name in TIME_TERMS]
     total_s = sum(seconds for _, seconds in terms)
+    # The bubble and the gradient traffic are remainders: what is left of rounding is not worth a bar.
+    terms = [(name, 0.0 if abs(seconds) <= _NOISE * step_s else seconds) for name, seconds in terms]
     lines = []
     start_s = 0.0
     for name, seconds in terms:

@@ -288,3 +288,18 @@ def test_columns_that_follow_the_step_say_so_truly():
 def test_an_attribute_that_is_no_column_is_an_error():
     with pytest.raises(AttributeError):
         _ = step(LLAMA, Strategy(), 8).speed
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("schedule", "1f1b", "Schedule"),
+        ("recompute", "full", "Recompute.parse"),
+        ("context_parallel", "ring", "ContextParallel"),
+        ("overlap", 1, "Overlap"),
+        ("fusion", frozenset({"flash_attention"}), "Fusion"),
+    ],
+)
+def test_a_word_where_a_choice_belongs_is_told_what_makes_one(field, value, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        Strategy(**{field: value})

@@ -107,7 +107,11 @@ def test_strategy_json_nests_overlap_and_writes_out_what_is_off(make_front):
     row = make_front(1).row(0)
     nested = strategy_json(row)
     assert nested["overlap"] == {"tp": False, "dp": False, "ep": False, "pp": False}
-    assert (nested["layout"], nested["recompute"], nested["bucket_bytes"]) == ("even", "layernorm+mla_up_proj", 0)
+    assert (nested["layout"], nested["recompute"], nested["bucket_bytes"]) == (
+        "even",
+        "layernorm+mla_up_proj",
+        160_000_000,
+    )
     assert strategy_json(row | {"layout": "3+4"})["layout"] == [3, 4]
     assert json.loads(json.dumps(nested)) == nested
 

@@ -293,7 +293,7 @@ def test_a_half_written_parquet_file_is_one_line(run, make_front, keep):
 
 
 def test_a_front_that_was_never_written_is_one_line(run):
-    with pytest.raises(ValueError, match="the run has not written it"):
+    with pytest.raises(ValueError, match="ended before it wrote it; `search resume"):
         run.read_front()
 
 
