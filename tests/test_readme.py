@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from estimator.precision import RECIPES
+from estimator.strategy import ContextParallel, Fusion, Module, Optimizer, RankOrder, Schedule
+from search.axes import AXES
 from search.space import parse_space
 from search.sweep import sweep_inline
 
@@ -29,3 +32,14 @@ def test_the_space_of_the_readme_has_a_front(examples):
     space = parse_space(text, "README.md")
     assert len(sweep_inline(space).ids) > 1
     assert set(space.references) == {"mine"}
+
+
+def test_the_file_format_tells_every_axis_and_every_value_of_a_closed_choice(root):
+    text = (root / "docs" / "spaces.md").read_text(encoding="utf-8")
+    for axis in AXES:
+        assert f"`{axis.key[0]}`" in text, axis.name
+    for kind in (Schedule, ContextParallel, RankOrder, Fusion, Module, Optimizer):
+        for member in kind:
+            assert f"`{member.value}`" in text, member
+    for name in RECIPES:
+        assert f"`{name}`" in text
