@@ -232,6 +232,15 @@ class Referee:
         """Write a line of history."""
         self.events.append(Event(time_s=time.time(), kind=kind, text=text))
 
+    def outcome(self, block: Block, ran: Ran, work: Work) -> Iterator[BlockDone | BlockFailed]:
+        """What a run of a block comes to, or nothing where the block goes back to be tried again."""
+        if ran.error is None:
+            yield block.done(ran)
+        elif failed := self.raised(block, ran.error):
+            yield failed
+        else:
+            work.put_back(block)
+
     def raised(self, block: Block, error: str) -> BlockFailed | None:
         """Judge a block whose worker raised `error`; None means that it may try again."""
         block.attempts += 1
@@ -285,12 +294,7 @@ class InlinePool(Closing):
         work = Work(blocks)
         while (block := work.take(load=0)) is not None:
             ran = self._bench.run(block.start, block.stop, hint())
-            if ran.error is None:
-                yield block.done(ran)
-            elif failed := self._referee.raised(block, ran.error):
-                yield failed
-            else:
-                work.put_back(block)
+            yield from self._referee.outcome(block, ran, work)
 
     def close(self) -> None:
         """Nothing to stop."""

@@ -239,12 +239,7 @@ class RayPool(Closing):
             return
         del self._owner[ref]
         block = seat.flights.pop(ref)
-        if ran.error is None:
-            yield block.done(ran)
-        elif failed := self._referee.raised(block, ran.error):
-            yield failed
-        else:
-            work.put_back(block)
+        yield from self._referee.outcome(block, ran, work)
 
     def _bury(self, seat: _Seat, error: str, work: Work) -> Iterator[BlockFailed]:
         """Replace a dead worker; charge the block that it ran, hand out the ones behind it again."""
