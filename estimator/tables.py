@@ -27,9 +27,10 @@ from estimator.strategy import ContextParallel, Fusion, RankOrder, Recompute, Re
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "model_flops_per_token"]
+__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "gradient_groups", "group_costs", "model_flops_per_token"]
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
+Factors = list[tuple[np.ndarray, np.ndarray]]
 Split = tuple[bool, ContextParallel, frozenset[Fusion]]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
@@ -81,12 +82,10 @@ def _one_net(system: SystemSpec, has_experts: bool, order: RankOrder, sizes: tup
     return group_costs(system, has_experts, order, n)
 
 
-def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray]) -> np.ndarray:
-    """Costs of data-parallel groups and stage hops [G, Net] for NET_SIZES, each [G].
+def gradient_groups(order: RankOrder, n: dict[str, np.ndarray]) -> tuple[Factors, Factors, np.ndarray]:
+    """The ranks that share dense gradients and those that share an expert's, as (size, stride) factors.
 
-    Ranks run tp, cp, dp, pp from the inside out, or tp, cp, pp, dp; experts fold over tp, cp, dp as etp, ep, edp.
-    `copies`: ranks of other stages that hold the same weights (DualPipe: rank p-1-i, half a pipeline away on average);
-    they share gradients and states like data-parallel ranks.
+    Also the distance from a rank to its neighbour on the next stage. `n`: NET_SIZES, each [G].
     """
     inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
     if order is RankOrder.TP_CP_DP_PP:
@@ -99,8 +98,20 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
         dense = [(n["cp"], n["tp"]), replicas]
         expert = [(inner / experts, experts), replicas]
     twins = (n["copies"], stage * np.maximum(n["pp"] / 2, 1.0))
-    ring = nested(Traffic.REDUCE_SCATTER, system, [*dense, twins])
-    expert_ring = nested(Traffic.REDUCE_SCATTER, system, [*expert, twins])
+    return [*dense, twins], [*expert, twins], stage
+
+
+def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray]) -> np.ndarray:
+    """Costs of data-parallel groups and stage hops [G, Net] for NET_SIZES, each [G].
+
+    Ranks run tp, cp, dp, pp from the inside out, or tp, cp, pp, dp; experts fold over tp, cp, dp as etp, ep, edp.
+    `copies`: ranks of other stages that hold the same weights (DualPipe: rank p-1-i, half a pipeline away on average);
+    they share gradients and states like data-parallel ranks.
+    """
+    inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
+    dense, expert, stage = gradient_groups(order, n)
+    ring = nested(Traffic.REDUCE_SCATTER, system, dense)
+    expert_ring = nested(Traffic.REDUCE_SCATTER, system, expert)
     hop = point_to_point(system, stage)
     out = np.empty((len(inner), len(Net)))
     out[:, Net.DP] = n["cp"] * n["dp"] * n["copies"]

@@ -17,7 +17,8 @@ from estimator.op import Array, Traffic
 from hardware.link import Collective
 from hardware.system import SystemSpec
 
-__all__ = ["Linear", "collective", "nested", "point_to_point", "scalar_all_reduce_latency"]
+__all__ = ["Linear", "collective", "nested", "nested_members", "point_to_point", "point_to_point_loads",
+           "scalar_all_reduce_latency", "tier_loads"]  # fmt: skip
 
 
 WIRE = {
@@ -70,10 +71,30 @@ def nested(kind: Traffic, system: SystemSpec, factors: Sequence[tuple[Array, Arr
 
     Such are ranks that are not evenly spaced: cp and dp with the pipeline between them.
     """
+    return _over(kind, system, nested_members(system, factors), 1.0, 0)
+
+
+def nested_members(system: SystemSpec, factors: Sequence[tuple[Array, Array]]) -> np.ndarray:
+    """How many members of such a group share one domain of each tier: [..., T], as `SystemSpec.members`."""
     members = np.asarray(1.0)
     for size, stride in factors:
         members = members * system.members(size, stride)
-    return _over(kind, system, members, 1.0, 0)
+    return members
+
+
+def tier_loads(
+    kind: Traffic, system: SystemSpec, members: np.ndarray, *, fanout: float = 1.0, max_domains: int = 0
+) -> np.ndarray:
+    """Share of a rank's own link of each tier that a collective uses while it moves bytes: [..., T].
+
+    1 on the tier that bounds it; less on tiers that would be done earlier; 0 where no byte passes.
+    """
+    if kind is Traffic.ALL_TO_ALL:
+        seconds = _all_to_all_tiers(system, members, fanout, max_domains)
+    else:
+        seconds = _ring_tiers(system, members, WIRE[kind])
+    most = np.max(seconds, axis=-1, keepdims=True)
+    return np.divide(seconds, most, out=np.zeros_like(seconds), where=most > 0)
 
 
 def _collective(
@@ -100,15 +121,24 @@ def _ring(system: SystemSpec, members: np.ndarray, wire: Collective) -> tuple[np
     """
     n = members[..., -1]
     inside = np.ones_like(n)
-    slowest, latency, setup = np.zeros_like(n), np.zeros_like(n), np.zeros_like(n)
+    latency, setup = np.zeros_like(n), np.zeros_like(n)
     for t, tier in enumerate(system.tiers):
         k = members[..., t]
-        rate = tier.link.achieved_bytes_per_s(wire) * inside
-        slowest = np.maximum(slowest, np.where(k > inside, 1.0 / rate, 0.0))
         latency = latency + (n / inside - n / k) * tier.link.latency_s
         setup = np.where(k > inside, tier.link.setup_s, setup)
         inside = k
-    return slowest, latency + setup
+    return np.max(_ring_tiers(system, members, wire), axis=-1), latency + setup
+
+
+def _ring_tiers(system: SystemSpec, members: np.ndarray, wire: Collective) -> np.ndarray:
+    """Seconds per byte on each tier [..., T]: the k members inside a domain share what crosses its boundary."""
+    inside = np.ones_like(members[..., 0])
+    out = np.zeros(members.shape)
+    for t, tier in enumerate(system.tiers):
+        k = members[..., t]
+        out[..., t] = np.where(k > inside, 1.0 / (tier.link.achieved_bytes_per_s(wire) * inside), 0.0)
+        inside = k
+    return out
 
 
 def _all_to_all(system: SystemSpec, members: np.ndarray, fanout: float, max_domains: int) -> Linear:
@@ -117,9 +147,23 @@ def _all_to_all(system: SystemSpec, members: np.ndarray, fanout: float, max_doma
     Node-limited routing (DeepSeek-V3, arXiv:2412.19437, section 3.2.2): a token crosses to each of its `max_domains`
     domains once, and is passed on inside: of its `fanout` rows at most that many cross.
     """
+    inside = np.ones_like(members[..., 0])
+    latency, setup = np.zeros_like(inside), np.zeros_like(inside)
+    for t, tier in enumerate(system.tiers):
+        k = members[..., t]
+        # Sends to all members are posted at once: latency grows with the doublings, not with the members.
+        hops = np.log2(np.maximum(k / inside, 1.0) + 1.0)
+        latency = latency + np.where(k > inside, tier.link.latency_s * hops, 0.0)
+        setup = np.where(k > inside, tier.link.setup_s, setup)
+        inside = k
+    return Linear(np.max(_all_to_all_tiers(system, members, fanout, max_domains), axis=-1), latency + setup)
+
+
+def _all_to_all_tiers(system: SystemSpec, members: np.ndarray, fanout: float, max_domains: int) -> np.ndarray:
+    """Seconds per byte of a rank's buffer on each tier [..., T]."""
     n = members[..., -1]
     inside = np.ones_like(n)
-    slowest, latency, setup = np.zeros_like(n), np.zeros_like(n), np.zeros_like(n)
+    out = np.zeros(members.shape)
     for t, tier in enumerate(system.tiers):
         k = members[..., t]
         share = (k - inside) / n
@@ -128,13 +172,9 @@ def _all_to_all(system: SystemSpec, members: np.ndarray, fanout: float, max_doma
             share = np.minimum(share, max_domains / fanout * (domains - 1) / domains)
         if max_domains and t == 0:
             share = np.maximum(share, (k - 1) / k)  # what arrived from other domains is forwarded inside
-        slowest = np.maximum(slowest, share / tier.link.achieved_bytes_per_s(Collective.ALL_TO_ALL))
-        # Sends to all members are posted at once: latency grows with the doublings, not with the members.
-        hops = np.log2(np.maximum(k / inside, 1.0) + 1.0)
-        latency = latency + np.where(k > inside, tier.link.latency_s * hops, 0.0)
-        setup = np.where(k > inside, tier.link.setup_s, setup)
+        out[..., t] = share / tier.link.achieved_bytes_per_s(Collective.ALL_TO_ALL)
         inside = k
-    return Linear(slowest, latency + setup)
+    return out
 
 
 def point_to_point(system: SystemSpec, stride: Array) -> Linear:
@@ -148,6 +188,13 @@ def point_to_point(system: SystemSpec, stride: Array) -> Linear:
         latency = np.where(here, tier.link.latency_s, latency)
         found |= here
     return Linear(per_byte, latency)
+
+
+def point_to_point_loads(system: SystemSpec, stride: float) -> np.ndarray:
+    """Which tier a hop uses: 1 there, 0 elsewhere [T]."""
+    out = np.zeros(system.num_tiers)
+    out[int(system.tier_of(2, stride))] = 1.0
+    return out
 
 
 def scalar_all_reduce_latency(system: SystemSpec) -> float:
