@@ -79,7 +79,7 @@ def replay(tasks: Tasks, *, only: np.ndarray | None = None, ready: np.ndarray | 
 
 def _table(values: np.ndarray, dtype: type) -> np.ndarray:
     """Read-only, C-contiguous and of one type, so that the loop is compiled once."""
-    table = np.ascontiguousarray(values, dtype=dtype).view()
+    table: np.ndarray = np.ascontiguousarray(values, dtype=dtype).view()
     table.flags.writeable = False
     return table
 
