@@ -112,6 +112,10 @@ class Tasks:
     device: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        wrong = np.flatnonzero((self.stream < 0) | (self.stream >= len(self.streams)))
+        if len(wrong):
+            i, msg = int(wrong[0]), f"a task must be on one of {len(self.streams)} streams, but task "
+            raise ValueError(f"{msg}{i} is on {self.stream[i]}; add the stream or count from 0")
         owner = np.array([stream.device for stream in self.streams], dtype=np.int64)
         object.__setattr__(self, "device", owner[self.stream] if len(owner) else np.zeros(0, np.int64))
 
