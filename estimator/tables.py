@@ -27,7 +27,8 @@ from estimator.strategy import ContextParallel, Fusion, RankOrder, Recompute, Re
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "gradient_groups", "group_costs", "model_flops_per_token"]
+__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "gradient_groups", "group_costs", "jitter_share",
+           "model_flops_per_token"]  # fmt: skip
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
@@ -135,8 +136,13 @@ def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
         update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
-        jitter=JITTER_PER_DOUBLING * math.log2(system.num_chips),
+        jitter=jitter_share(system),
     )  # fmt: skip
+
+
+def jitter_share(system: SystemSpec) -> float:
+    """Share of a step that waiting for the slowest of all chips adds."""
+    return JITTER_PER_DOUBLING * math.log2(system.num_chips)
 
 
 def choice_index(choices: tuple[Recompute, ...], choice: Recompute) -> int:

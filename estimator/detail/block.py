@@ -1,0 +1,213 @@
+"""Writes the runs of one block into a script: its ops in order, its traffic cut up where it runs beside compute.
+
+Three patterns run side by side; all else is one op after the other. A tensor-parallel gather or reduction and the GEMMs
+that it is fused with go piece by piece; a ring of keys and values goes step by step beside attention; expert traffic
+leaves the chip to another micro-batch's pass (unroll.py starts both at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from estimator.cost.price import price
+from estimator.cost.table import TP_CHUNKS
+from estimator.detail.lifetimes import Lives, lifetimes
+from estimator.detail.script import Lane, Script
+from estimator.detail.traffic import transfer_of
+from estimator.graph import Block
+from estimator.op import Group, Op, OpKind, Phase, Traffic
+from estimator.passes.shard import CORE_KINDS
+from estimator.precision import PrecisionRecipe
+from estimator.strategy import Strategy
+from estimator.tasks import Category, Shield
+from hardware.system import SystemSpec
+
+__all__ = ["BlockWriter"]
+
+LANES = {Group.TP: Lane.TP, Group.CP: Lane.CP, Group.EP: Lane.EP, Group.ETP: Lane.EP}
+CATEGORIES = {Group.TP: Category.TP, Group.CP: Category.CP, Group.EP: Category.EP, Group.ETP: Category.EP}
+CORE = CORE_KINDS | {OpKind.SOFTMAX}
+CAST = frozenset({OpKind.MATMUL, OpKind.QUANTIZE})
+
+
+@dataclass(slots=True)
+class BlockWriter:
+    """Writes one block as one rank runs it. `splits`: weight gradients run in a pass of their own."""
+
+    block: Block
+    strategy: Strategy
+    system: SystemSpec
+    recipe: PrecisionRecipe
+    splits: bool
+    lives: Lives = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lives = lifetimes(self.block, self.recipe, splits=self.splits)
+
+    def forward(self, script: Script) -> None:
+        """The block's forward."""
+        self._write(script, list(self.block.of_phase(Phase.FORWARD)), Category.FORWARD)
+
+    def backward(self, script: Script) -> None:
+        """What runs again, then the gradients of inputs (and of weights, where they are not split off)."""
+        self._write(script, list(self.block.of_phase(Phase.RECOMPUTE)), Category.RECOMPUTE)
+        phases = (Phase.BACKWARD,) if self.splits else (Phase.BACKWARD, Phase.WEIGHT_GRAD)
+        self._write(script, list(self.block.of_phase(*phases)), Category.BACKWARD)
+
+    def weight_gradients(self, script: Script) -> None:
+        """The gradients of weights alone."""
+        self._write(script, list(self.block.of_phase(Phase.WEIGHT_GRAD)), Category.BACKWARD)
+
+    # ------------------------------------------------------------------------------------------------------ patterns
+
+    def _write(self, script: Script, ops: list[Op], category: Category) -> None:
+        at = 0
+        while at < len(ops):
+            at = self._pattern(script, ops, at, category)
+
+    def _pattern(self, script: Script, ops: list[Op], at: int, category: Category) -> int:
+        """Writes what begins at `at`; where the next begins."""
+        op = ops[at]
+        if self._rings(ops, at):
+            return self._ring(script, ops, at, category)
+        if self.strategy.overlap.tp and self.strategy.tp > 1 and op.kind in {OpKind.MATMUL, OpKind.COLLECTIVE}:
+            if _goes_in_pieces(op):
+                end = _run(ops, at + 1, lambda o: o.kind in CAST and o.inputs == ops[at + 1].inputs)
+                if op.collective is Traffic.ALL_GATHER and end > at + 1:
+                    return self._ahead(script, ops, at, end, category)
+            else:
+                end = _run(ops, at, lambda o: o.kind in CAST and o.outputs == op.outputs)
+                if end < len(ops) and _goes_in_pieces(ops[end]) and _base(ops[end]) in map(_base, ops[at:end]):
+                    return self._behind(script, ops, at, end, category)
+        if op.kind is OpKind.COLLECTIVE:
+            self._transfer(script, op, _shield(op, self.strategy))
+        else:
+            self._compute(script, op, category)
+        return at + 1
+
+    def _ahead(self, script: Script, ops: list[Op], at: int, end: int, category: Category) -> int:
+        """A gather and the GEMMs behind it, piece by piece: a piece computes once it is there."""
+        work = [op for op in ops[at + 1 : end] if op.phase is not Phase.WEIGHT_GRAD]
+        weights = [op for op in ops[at + 1 : end] if op.phase is Phase.WEIGHT_GRAD]
+        arrived = done = list(script.tail)
+        for piece in range(TP_CHUNKS):
+            arrived = [self._transfer(script, ops[at], Shield.GEMM, after=arrived, pieces=TP_CHUNKS)]
+            done = [*done, *arrived]
+            for op in work:
+                done = [self._compute(script, op, category, after=done, pieces=TP_CHUNKS, piece=piece)]
+        for op in weights:
+            done = [self._compute(script, op, category, after=done)]
+        script.tail = done
+        return end
+
+    def _behind(self, script: Script, ops: list[Op], at: int, end: int, category: Category) -> int:
+        """GEMMs and the reduction of what they make, piece by piece; another gather of their input beside them.
+
+        Weight gradients wait for that gather, and run while the last pieces are reduced.
+        """
+        reduce, stop = ops[end], end + 1
+        is_twin = stop < len(ops) and _goes_in_pieces(ops[stop]) and _base(ops[stop]) == _base(reduce)
+        work = [op for op in ops[at:end] if op.phase is not Phase.WEIGHT_GRAD]
+        weights = [op for op in ops[at:end] if op.phase is Phase.WEIGHT_GRAD]
+        done = list(script.tail)
+        gathered = [self._transfer(script, ops[stop], Shield.GEMM, after=done)] if is_twin else []
+        reduced: list[int] = []
+        for piece in range(TP_CHUNKS):
+            for op in work:
+                done = [self._compute(script, op, category, after=done, pieces=TP_CHUNKS, piece=piece)]
+            reduced = [self._transfer(script, reduce, Shield.GEMM, after=[*done, *reduced], pieces=TP_CHUNKS)]
+        for op in weights:
+            done = [self._compute(script, op, category, after=[*done, *gathered])]
+            gathered = []
+        script.tail = [*done, *reduced, *gathered]
+        return stop + is_twin
+
+    def _rings(self, ops: list[Op], at: int) -> bool:
+        """Whether attention beside a ring of keys and values begins here."""
+        if ops[at].kind is OpKind.COLLECTIVE:
+            return _is_ring(ops[at]) and int(self.strategy.cp) > 1
+        end = _run(ops, at, lambda o: o.kind in CORE)
+        return end > at and end < len(ops) and _is_ring(ops[end]) and int(self.strategy.cp) > 1
+
+    def _ring(self, script: Script, ops: list[Op], at: int, category: Category) -> int:
+        """Attention in cp parts, each with the keys and values of one rank; the next ones arrive meanwhile."""
+        cp = int(self.strategy.cp)
+        end = _run(ops, at, lambda o: o.kind in CORE or _is_ring(o))
+        rings = [op for op in ops[at:end] if _is_ring(op)]
+        core = [op for op in ops[at:end] if op.kind in CORE]
+        before = list(script.tail)
+        arrived, done = before, before
+        for part in range(cp):
+            if part:
+                for op in rings:
+                    arrived = [self._transfer(script, op, Shield.ATTENTION, after=arrived, pieces=cp - 1)]
+            for op in core:
+                after = [*done, *arrived] if part else done
+                done = [self._compute(script, op, category, after=after, pieces=cp, piece=part, scaled=True)]
+        script.tail = done
+        return end
+
+    # ---------------------------------------------------------------------------------------------------- single tasks
+
+    def _compute(
+        self, script: Script, op: Op, category: Category, *, after: list[int] | None = None, pieces: int = 1,
+        piece: int = 0, scaled: bool = False,
+    ) -> int:  # fmt: skip
+        """One op, or one of `pieces` parts of its rows. `scaled`: parts that take their share of the whole's time."""
+        scaled = scaled or op.kind is not OpKind.MATMUL
+        part = op if pieces == 1 or scaled else _cut_rows(op, pieces)
+        priced = part.but(phase=Phase.FORWARD) if op.phase is Phase.RECOMPUTE else part
+        seconds = float(price(priced, self.block, self.system.chip, self.recipe).seconds)
+        alloc, free = self.lives.get((op.phase, op.name), (0.0, 0.0))
+        return script.compute(
+            op.name, seconds / pieces if scaled else seconds, category, launch_s=self.system.chip.launch_s, after=after,
+            alloc=alloc if piece == 0 else 0.0, free=free if piece == pieces - 1 else 0.0,
+        )  # fmt: skip
+
+    def _transfer(
+        self, script: Script, op: Op, shield: Shield, *, after: list[int] | None = None, pieces: int = 1
+    ) -> int:
+        assert op.group is not None
+        what = transfer_of(op, self.strategy, self.system, pieces)
+        if what.seconds <= 0 and after is None:
+            return -1
+        nbytes = float(op.payload) / pieces if what.seconds > 0 and not _is_ring(op) else 0.0
+        return script.transfer(
+            op.name, LANES[op.group], what, CATEGORIES[op.group], shield, after=after, alloc=nbytes, free=nbytes
+        )
+
+
+def _cut_rows(op: Op, pieces: int) -> Op:
+    """One of `pieces` parts of a GEMM's rows."""
+    rows, *rest = op.dims
+    return op.but(dims=(rows._replace(size=rows.size / pieces), *rest))
+
+
+def _run(ops: Sequence[Op], at: int, belongs: Callable[[Op], bool]) -> int:
+    """End of the run of ops from `at` on that belong."""
+    while at < len(ops) and belongs(ops[at]):
+        at += 1
+    return at
+
+
+def _goes_in_pieces(op: Op) -> bool:
+    """Whether a collective is cut up with GEMMs where tensor-parallel traffic overlaps."""
+    return op.kind is OpKind.COLLECTIVE and op.group is Group.TP and op.beside == "gemm"
+
+
+def _is_ring(op: Op) -> bool:
+    return op.collective is Traffic.RING and op.beside == "attention"
+
+
+def _base(op: Op) -> str:
+    """The GEMM that an op was made for: `q_proj` of `q_proj.gather.grad1` and of `q_proj.weight_grad`."""
+    for mark in (".gather", ".reduce", ".weight_grad", ".quantize", ".grad"):
+        head, found, _ = op.name.partition(mark)
+        if found:
+            return head
+    return op.name
+
+
+def _shield(op: Op, s: Strategy) -> Shield:
+    return Shield.PARTNER if op.beside == "block" and s.overlap.ep and s.ep > 1 else Shield.NOTHING

@@ -1,0 +1,214 @@
+"""What begins and ends a step: gradients to their owners, the update, and the new weights back to all.
+
+Gradients travel in buckets as soon as the last micro-batch has completed them; weights come back in buckets before the
+first forward that reads them (of the same step: a step is replayed as if the one before had been like it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.compose import Constants, pieces_of
+from estimator.detail.instances import Instances
+from estimator.detail.passes import BlockRun, Shares
+from estimator.detail.script import Lane, Visit
+from estimator.detail.traffic import GradientTraffic, Transfer
+from estimator.graph import BlockKind
+from estimator.layout import Layout
+from estimator.rules import Case
+from estimator.schedule import Kind
+from estimator.tasks import Category, Shield
+
+__all__ = ["Ends"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Adds those tasks to the instances of all passes. `passes`: per rank and pass, its one or two instances."""
+
+    made: Instances
+    case: Case
+    constants: Constants
+    traffic: GradientTraffic
+    shares: Shares
+    zero: int
+    shared: bool
+    chunks: Sequence[tuple[BlockRun, ...]]
+    layout: Layout
+    passes: Sequence[Sequence[tuple[int, ...]]]
+
+    def write(self) -> None:
+        """Gradients, norm, update, weights."""
+        ranks = range(len(self.passes))
+        reduced = [self._reduce(rank) for rank in ranks]
+        everything = [
+            task for rank in ranks for task in (*reduced[rank], *self._last_tails(rank), *self._reduced_before(rank))
+        ]
+        nothing = np.zeros(self.made.num_links)
+        norm = self.made.extra(
+            0, Lane.DP, "gradient norm", Transfer(self.constants.norm_latency_s, nothing, 0.0),
+            Category.OPTIMIZER_COMM, Shield.NOTHING, everything,
+        )  # fmt: skip
+        for rank in ranks:
+            update = self.made.extra(
+                rank, Lane.COMPUTE, "update", Transfer(self._update_seconds(rank), nothing, 0.0), Category.OPTIMIZER,
+                Shield.NOTHING, [norm],
+            )  # fmt: skip
+            if self.shared and self.zero in {1, 2}:
+                self._gather(rank, update)
+
+    # ------------------------------------------------------------------------------------------------------ gradients
+
+    def _reduce(self, rank: int) -> list[int]:
+        """Gradients of stages 0 and 1: bucket by bucket beside the last backward passes, or all at the end."""
+        if not self.shared or self.zero >= 2:
+            return []
+        times = 2.0 if self.zero == 0 else 1.0
+        dense, expert = self._held(rank)
+        total = self.constants.grad_bytes * (dense + expert)
+        if not self.case.sizes["overlap_dp"][0]:
+            what = self.traffic.transfer(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes, times)
+            after = self._last_tails(rank)
+            return [self._dp(rank, "gradients.reduce", what, Shield.NOTHING, after)]
+        pieces = int(pieces_of(total, float(self.case.sizes["bucket_bytes"][0])))
+        out: list[int] = []
+        for share_dense, share_expert, after in _buckets(list(self._completed(rank)), total / pieces, self.constants):
+            what = self.traffic.transfer(share_dense, share_expert, times)
+            out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
+        return out
+
+    def _completed(self, rank: int) -> Iterator[tuple[float, float, list[int]]]:
+        """Dense and expert gradient elements in the order in which they are complete, with the tasks that do it.
+
+        A block's are complete bit by bit along its backward: it is cut into parts of about a bucket.
+        """
+        for instance in self._last_backwards(rank):
+            chunk = self.made.chunk[instance]
+            twin = self._twin(rank, chunk)
+            for visit in self.made.of(instance).visits:
+                kind = self.chunks[chunk][visit.block][0]
+                dense, expert = self._elements(rank, kind)
+                grads = (dense + expert) * self.constants.grad_bytes
+                parts = int(pieces_of(grads, float(self.case.sizes["bucket_bytes"][0])))
+                for part in range(1, parts + 1):
+                    after = self._at(instance, visit, part / parts)
+                    if twin is not None:
+                        after += self._at(twin, self._visit(twin, visit.block), part / parts)
+                    yield dense / parts, expert / parts, after
+
+    def _at(self, instance: int, visit: Visit, share: float) -> list[int]:
+        """The tasks of a visit that end a share of it."""
+        if share >= 1:
+            return self.made.global_ids(instance, visit.tails)
+        return self.made.global_ids(instance, [visit.start + int(share * (visit.stop - visit.start))])
+
+    def _visit(self, instance: int, block: int) -> Visit:
+        return next(visit for visit in self.made.of(instance).visits if visit.block == block)
+
+    def _last_backwards(self, rank: int) -> list[int]:
+        """The last pass of each chunk that completes gradients, in the rank's order."""
+        last: dict[int, int] = {}
+        for parts in self.passes[rank]:
+            for i in parts:
+                if self.made.kind[i] in {Kind.BW, Kind.W}:
+                    last.pop(self.made.chunk[i], None)
+                    last[self.made.chunk[i]] = i
+        return list(last.values())
+
+    def _twin(self, rank: int, chunk: int) -> int | None:
+        """The other rank's last pass of a chunk of which two ranks hold copies (DualPipe)."""
+        if self.case.sizes["copies"][0] < 2:
+            return None
+        other = len(self.passes) - 1 - rank
+        return next(i for i in self._last_backwards(other) if self.made.chunk[i] == chunk)
+
+    def _last_tails(self, rank: int) -> list[int]:
+        return [task for part in self.passes[rank][-1] for task in self.made.tails(part)]
+
+    def _reduced_before(self, rank: int) -> list[int]:
+        """Reduce-scatters of stages 2 and 3 that may still be on the wire: a stream's last one ends last."""
+        for parts in reversed(self.passes[rank]):
+            for i in reversed(parts):
+                for visit in reversed(self.made.of(i).visits):
+                    if visit.reduce >= 0:
+                        return self.made.global_ids(i, [visit.reduce])
+        return []
+
+    # ------------------------------------------------------------------------------------------------ update, weights
+
+    def _update_seconds(self, rank: int) -> float:
+        dense, expert = self._held(rank)
+        owned = dense / self.traffic.dense_ranks + expert / self.traffic.expert_ranks if self.zero else dense + expert
+        return float(owned * self.constants.update_s_per_param)
+
+    def _gather(self, rank: int, update: int) -> None:
+        """New weights of stages 1 and 2: beside the first forwards where that overlaps, else after the update."""
+        width = self.constants.gather_bytes
+        dense, expert = self._held(rank)
+        if not self.case.sizes["overlap_dp"][0]:
+            what = self.traffic.transfer(dense * width, expert * width)
+            self._dp(rank, "weights.gather", what, Shield.NOTHING, [update], Category.OPTIMIZER_COMM)
+            return
+        grads = self.constants.grad_bytes * (dense + expert)
+        bucket = float(self.case.sizes["bucket_bytes"][0])
+        each = grads / int(pieces_of(grads, bucket))
+        waiting: list[tuple[float, float, list[int]]] = []
+        for chunk, instance in self._first_forwards(rank).items():
+            for visit in self.made.of(instance).visits:
+                d, e = self._elements(rank, self.chunks[chunk][visit.block][0])
+                parts = int(pieces_of((d + e) * self.constants.grad_bytes, bucket))
+                heads = self.made.global_ids(instance, visit.heads)
+                waiting += [(d / parts, e / parts, heads)] * parts
+        scale = width / self.constants.grad_bytes
+        for share_dense, share_expert, heads in _buckets(waiting, each, self.constants):
+            what = self.traffic.transfer(share_dense * scale, share_expert * scale)
+            task = self._dp(rank, "weights.gather", what, Shield.FORWARD, [], Category.OPTIMIZER_COMM)
+            self.made.link([task], heads)
+
+    def _first_forwards(self, rank: int) -> dict[int, int]:
+        """The first pass of each chunk."""
+        first: dict[int, int] = {}
+        for parts in self.passes[rank]:
+            for i in parts:
+                if self.made.kind[i] is Kind.F:
+                    first.setdefault(self.made.chunk[i], i)
+        return first
+
+    # ---------------------------------------------------------------------------------------------------------- counts
+
+    def _held(self, rank: int) -> tuple[float, float]:
+        """Dense and expert parameters of a rank."""
+        held = dict(zip(self.shares.dense, self.layout.held[rank].tolist(), strict=True))
+        return (
+            sum(n * self.shares.dense[kind] for kind, n in held.items()),
+            sum(n * self.shares.expert[kind] for kind, n in held.items()),
+        )
+
+    def _elements(self, rank: int, kind: BlockKind) -> tuple[float, float]:
+        """Of one block of a kind on a rank: a weight that several blocks share is divided among them."""
+        k = list(self.shares.dense).index(kind)
+        runs = sum(run[0] is kind for chunk in self.layout.chunks_of[rank] for run in self.chunks[chunk])
+        share = float(self.layout.held[rank, k]) / runs
+        return share * self.shares.dense[kind], share * self.shares.expert[kind]
+
+    def _dp(
+        self, rank: int, name: str, what: Transfer, shield: Shield, after: list[int], category: Category = Category.DP
+    ) -> int:
+        return self.made.extra(rank, Lane.DP, name, what, category, shield, after)
+
+
+def _buckets(
+    parts: Sequence[tuple[float, float, list[int]]], bucket_bytes: float, c: Constants
+) -> Iterator[tuple[float, float, list[int]]]:
+    """Parts (elements and tasks) joined to buckets: dense and expert bytes, and all their tasks."""
+    dense, expert, tasks = 0.0, 0.0, list[int]()
+    for d, e, more in parts:
+        dense, expert, tasks = dense + d * c.grad_bytes, expert + e * c.grad_bytes, [*tasks, *more]
+        if dense + expert >= 0.999 * bucket_bytes:
+            yield dense, expert, tasks
+            dense, expert, tasks = 0.0, 0.0, []
+    if dense + expert > 0:
+        yield dense, expert, tasks

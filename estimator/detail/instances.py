@@ -1,0 +1,175 @@
+"""Scripts placed on ranks, once for every pass of the schedule, and the tasks between them: gathers them to `Tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from estimator.detail.script import Lane, Script
+from estimator.detail.traffic import Transfer
+from estimator.schedule import Kind
+from estimator.tasks import CATEGORIES, SHIELDS, Category, Device, Shield, Stream, Tasks
+
+__all__ = ["Instances"]
+
+STREAMS = {
+    Lane.COMPUTE: "compute", Lane.TP: "tp", Lane.CP: "cp", Lane.EP: "ep", Lane.DP: "dp", Lane.PP: "pp",
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Instances:
+    """Each instance is one script at one place in one rank's order. `extra` tasks come after all of them.
+
+    All instances are placed before the first edge: a task's index is that of its instance's first one plus its own.
+    """
+
+    num_links: int
+    scripts: list[Script] = field(default_factory=list)
+    script: list[int] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    kind: list[Kind] = field(default_factory=list)
+    chunk: list[int] = field(default_factory=list)
+    micro_batch: list[int] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    size: int = 0
+    more: list[tuple[int, Lane, str, Transfer, Category, Shield, int, int, float, float]] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    gates: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.size + len(self.more)
+
+    def add_script(self, script: Script) -> int:
+        """Its index."""
+        self.scripts.append(script)
+        return len(self.scripts) - 1
+
+    def place(self, rank: int, script: int, kind: Kind, chunk: int, micro_batch: int) -> int:
+        """A new instance."""
+        assert not self.more, "instances come before extra tasks"
+        self.script.append(script)
+        self.rank.append(rank)
+        self.kind.append(kind)
+        self.chunk.append(chunk)
+        self.micro_batch.append(micro_batch)
+        self.base.append(self.size)
+        self.size += len(self.scripts[script])
+        return len(self.base) - 1
+
+    def of(self, instance: int) -> Script:
+        """Its script."""
+        return self.scripts[self.script[instance]]
+
+    def entries(self, instance: int) -> list[int]:
+        """Tasks that wait for nothing of their own pass."""
+        return self.global_ids(instance, self.of(instance).entries)
+
+    def tails(self, instance: int) -> list[int]:
+        """Tasks whose ends end the pass."""
+        return self.global_ids(instance, self.of(instance).tail)
+
+    def global_ids(self, instance: int, tasks: Iterable[int]) -> list[int]:
+        """Tasks of a script in the numbering of all."""
+        base = self.base[instance]
+        return [base + task for task in tasks]
+
+    def link(self, before: Sequence[int], after: Sequence[int], *, gates: bool = False) -> None:
+        """Every task of `after` waits for every one of `before`; `gates`: so does the host that launches it."""
+        for b in before:
+            self.before += [b] * len(after)
+            self.after += after
+        if gates:
+            self.gates += after
+
+    def follow(self, instance: int, *before: int) -> None:
+        """The pass starts when those before it have ended; gathers of its first weights may start earlier."""
+        for other in before:
+            self.link(self.tails(other), self.entries(instance))
+            visits = self.of(other).visits
+            for task, back in self.of(instance).ahead:
+                anchor = visits[-back].tails if back <= len(visits) else ()
+                self.link(self.global_ids(other, anchor), self.global_ids(instance, [task]))
+
+    def extra(
+        self, rank: int, lane: Lane, name: str, what: Transfer, category: Category, shield: Shield,
+        after: Sequence[int], *, chunk: int = -1, micro_batch: int = -1, alloc: float = 0.0, free: float = 0.0,
+    ) -> int:  # fmt: skip
+        """A task of no pass."""
+        task = len(self)
+        self.more.append((rank, lane, name, what, category, shield, chunk, micro_batch, alloc, free))
+        self.link(after, [task])
+        return task
+
+    def tasks(self, devices: Sequence[Device], num_ranks: int) -> Tasks:
+        """Everything as arrays; streams lane by lane, rank after rank."""
+        names = sorted({n for script in self.scripts for n in script.name} | {item[2] for item in self.more})
+        code = {name: i for i, name in enumerate(names)}
+        lengths = np.array([len(self.scripts[k]) for k in self.script], dtype=np.int64)
+        first = np.cumsum([0, *(len(script) for script in self.scripts)])
+        # Task t of instance i is row first[script] + (t - base) of all scripts laid end to end.
+        rows = np.repeat(first[self.script] - np.array(self.base, dtype=np.int64), lengths) + np.arange(self.size)
+        owner = np.repeat(np.arange(len(self.base)), lengths)
+
+        def column(of_script: str, of_extra: int | None, dtype: type = np.float64) -> np.ndarray:
+            library: np.ndarray = np.array(
+                [x for script in self.scripts for x in getattr(script, of_script)], dtype=dtype
+            )
+            rest: np.ndarray = np.array(
+                [0.0 if of_extra is None else item[of_extra] for item in self.more], dtype=dtype
+            )
+            return np.concatenate([library[rows], rest])
+
+        def whole(values: Sequence[int], of_extra: int) -> np.ndarray:
+            rest = [item[of_extra] for item in self.more]
+            return np.concatenate([np.array(values, dtype=np.int64)[owner], np.array(rest, dtype=np.int64)])
+
+        def coded(of_script: str, of_extra: int, codes: Mapping[Any, int]) -> np.ndarray:
+            library = np.array(
+                [codes[x] for script in self.scripts for x in getattr(script, of_script)], dtype=np.int64
+            )
+            return np.concatenate([library[rows], np.array([codes[item[of_extra]] for item in self.more], np.int64)])
+
+        what: list[Transfer] = [item[3] for item in self.more]
+        loads = np.concatenate([load for script in self.scripts for load in script.loads]).reshape(-1, self.num_links)
+        n = len(self)
+        gates = np.zeros(n, dtype=np.bool_)
+        gates[self.gates] = True
+        lanes = len(Lane)
+        return Tasks(
+            devices=tuple(devices),
+            streams=tuple(
+                Stream(device=rank, name=STREAMS[lane], computes=lane is Lane.COMPUTE)
+                for rank in range(num_ranks) for lane in Lane
+            ),
+            names=tuple(names),
+            scopes=(*(self._label(i) for i in range(len(self.base))), "between passes"),
+            stream=whole(self.rank, 0) * lanes + column("lane", 1, np.int64),
+            seconds=np.concatenate([column("seconds", None)[: self.size], [x.seconds for x in what]]),
+            category=coded("category", 4, {c: i for i, c in enumerate(CATEGORIES)}),
+            before=self._edges()[0], after=self._edges()[1],
+            name=coded("name", 2, dict(code)),
+            scope=np.concatenate([owner, np.full(len(self.more), len(self.base))]),
+            micro_batch=whole(self.micro_batch, 7), chunk=whole(self.chunk, 6),
+            shield=coded("shield", 5, {s: i for i, s in enumerate(SHIELDS)}),
+            launch_s=column("launch_s", None), gates=gates,
+            takes=np.concatenate([column("takes", None)[: self.size], [x.takes for x in what]]),
+            loads=np.concatenate([loads[rows], np.array([x.loads for x in what]).reshape(-1, self.num_links)]),
+            alloc_bytes=column("alloc_bytes", 8), free_bytes=column("free_bytes", 9),
+        )  # fmt: skip
+
+    def _edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Edges inside every instance, then those between."""
+        per_script = [np.array(script.edges, dtype=np.int64).reshape(-1, 2) for script in self.scripts]
+        parts = [per_script[k] + base for k, base in zip(self.script, self.base, strict=True)]
+        inside = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+        before = np.concatenate([inside[:, 0], np.array(self.before, dtype=np.int64)])
+        return before, np.concatenate([inside[:, 1], np.array(self.after, dtype=np.int64)])
+
+    def _label(self, i: int) -> str:
+        short = {Kind.F: "F", Kind.B: "B", Kind.W: "W", Kind.BW: "BW"}[self.kind[i]]
+        return f"{short}{self.micro_batch[i]} chunk {self.chunk[i]}"

@@ -1,0 +1,104 @@
+"""Tasks of one pass, written one after the other: the template that a schedule repeats for every micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from estimator.detail.traffic import Transfer
+from estimator.tasks import Category, Shield
+
+__all__ = ["Lane", "Script", "Visit"]
+
+
+class Lane(IntEnum):
+    """Streams of a rank."""
+
+    COMPUTE = 0
+    TP = 1
+    CP = 2
+    EP = 3
+    DP = 4
+    PP = 5
+
+
+@dataclass(slots=True)
+class Visit:
+    """One run of one block in a pass: tasks `start` to `stop`, what it waits for at first, what ends it.
+
+    `block`: its place on the chunk, in model order. `reduce`: its reduce-scatter, or -1.
+    """
+
+    block: int
+    start: int
+    stop: int
+    heads: tuple[int, ...]
+    tails: tuple[int, ...]
+    reduce: int = -1
+
+
+@dataclass(slots=True)
+class Script:
+    """Columns of the tasks written so far. `tail`: what the next task waits for."""
+
+    num_links: int
+    lane: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    category: list[Category] = field(default_factory=list)
+    name: list[str] = field(default_factory=list)
+    shield: list[Shield] = field(default_factory=list)
+    launch_s: list[float] = field(default_factory=list)
+    takes: list[float] = field(default_factory=list)
+    loads: list[np.ndarray] = field(default_factory=list)
+    alloc_bytes: list[float] = field(default_factory=list)
+    free_bytes: list[float] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
+    ahead: list[tuple[int, int]] = field(default_factory=list)  # gathers that may start n visits before the pass ends
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def compute(
+        self, name: str, seconds: float, category: Category, *, launch_s: float = 0.0, after: list[int] | None = None,
+        alloc: float = 0.0, free: float = 0.0,
+    ) -> int:  # fmt: skip
+        """A kernel."""
+        nothing = np.zeros(self.num_links)
+        return self._add(name, Lane.COMPUTE, Transfer(seconds, nothing, 0.0), category, Shield.NOTHING, after, launch_s,
+                         alloc, free)  # fmt: skip
+
+    def transfer(
+        self, name: str, lane: Lane, what: Transfer, category: Category, shield: Shield, *,
+        after: list[int] | None = None, alloc: float = 0.0, free: float = 0.0,
+    ) -> int:  # fmt: skip
+        """A transfer on its own stream."""
+        return self._add(name, lane, what, category, shield, after, 0.0, alloc, free)
+
+    def _add(
+        self, name: str, lane: Lane, what: Transfer, category: Category, shield: Shield, after: list[int] | None,
+        launch_s: float, alloc: float, free: float,
+    ) -> int:  # fmt: skip
+        """Append a task that waits for `after` (the tail where None); it becomes the tail where `after` is None."""
+        task = len(self)
+        self.lane.append(int(lane))
+        self.seconds.append(what.seconds)
+        self.category.append(category)
+        self.name.append(name)
+        self.shield.append(shield)
+        self.launch_s.append(launch_s)
+        self.takes.append(what.takes)
+        self.loads.append(what.loads)
+        self.alloc_bytes.append(alloc)
+        self.free_bytes.append(free)
+        waits = self.tail if after is None else after
+        self.edges += [(other, task) for other in waits]
+        if not waits:
+            self.entries.append(task)
+        if after is None:
+            self.tail = [task]
+        return task

@@ -1,0 +1,49 @@
+"""A replayed step beside its estimate: one strategy, one price model, without the shortcuts of the estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.detail.unroll import unroll_estimate
+from estimator.model import ModelSpec
+from estimator.replay import replay
+from estimator.result import StepResult
+from estimator.strategy import Strategy
+from estimator.tables import FIXED_HOST_S, jitter_share
+from estimator.tasks import CATEGORIES, Category
+from estimator.timeline import Timeline, memory
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+
+__all__ = ["ReplayedStep", "replay_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedStep:
+    """What a replay says. `peak_memory_bytes` [p]: allocated, per pipeline rank; `estimate`: what evaluate says."""
+
+    timeline: Timeline
+    estimate: StepResult
+    step_time_s: float
+    pipeline_s: float
+    peak_memory_bytes: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """The estimate's error against the replay: estimated / replayed - 1."""
+        return float(self.estimate.step_time_s) / self.step_time_s - 1.0
+
+
+def replay_step(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> ReplayedStep:
+    """One step in detail. ValueError where the strategy is illegal, or the step too large."""
+    tasks, estimate = unroll_estimate(model, strategy, system, workload)
+    timeline = replay(tasks)
+    after = [CATEGORIES.index(c) for c in (Category.OPTIMIZER, Category.OPTIMIZER_COMM)]
+    ends = timeline.end[~np.isin(tasks.category, after)]
+    busy = timeline.span_s + FIXED_HOST_S
+    return ReplayedStep(
+        timeline=timeline, estimate=estimate, step_time_s=busy * (1.0 + jitter_share(system)),
+        pipeline_s=float(ends.max()), peak_memory_bytes=tuple(float(x) for x in memory(timeline).peak),
+    )  # fmt: skip

@@ -1,0 +1,259 @@
+"""Unrolls a step: every op of every micro-batch on every pipeline rank, with its traffic, as tasks to replay.
+
+One device stands for all ranks of a pipeline stage: tensor-, context-, expert- and data-parallel ranks do the same at
+the same time. Streams of a device: compute, and one for each kind of traffic. Links of a device: its share of each
+tier. Neglected: what arrives shares no link with what is sent (full duplex); ranks of a stage are equally fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from estimator.build import LAYER_BLOCKS, build
+from estimator.detail.ends import Ends
+from estimator.detail.instances import Instances
+from estimator.detail.passes import BlockRun, PassWriter, Shares
+from estimator.detail.script import Lane
+from estimator.detail.traffic import GradientTraffic, stage_hop
+from estimator.graph import BlockKind, OpGraph
+from estimator.layout import Layout, even_layers, layout_of
+from estimator.memory import RESERVED_FACTOR
+from estimator.model import ModelSpec
+from estimator.passes import lower, recompute
+from estimator.precision import recipe
+from estimator.result import StepResult
+from estimator.rules import Case, check, explain
+from estimator.schedule import Kind, Order, Pass, order
+from estimator.step import evaluate
+from estimator.strategy import RecomputeKind, Strategy
+from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of
+from estimator.tasks import Category, Device, Shield, Tasks
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+
+__all__ = ["MAX_TASKS", "unroll", "unroll_estimate"]
+
+MAX_TASKS = 12_000_000  # about 3 GB while they are replayed
+STATIC_ITEMS = ("weights", "gradients", "optimizer_states", "buckets", "exchange_buffers", "workspace")
+
+
+def unroll(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> Tasks:
+    """The tasks of one step. ValueError where the strategy is illegal, or the step too large to replay."""
+    return unroll_estimate(model, strategy, system, workload)[0]
+
+
+def unroll_estimate(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload
+) -> tuple[Tasks, StepResult]:
+    """The tasks, and the estimate whose memory of weights, gradients and states they take over."""
+    case = Case.of(model, strategy, system, workload)
+    code = check(case)
+    if code[0]:
+        raise ValueError(explain(case, int(code[0])))
+    estimate = evaluate(model, strategy, system, workload)
+    return _Unroller(case, estimate).tasks(), estimate
+
+
+class _Unroller:
+    """Writes the passes of each rank in the schedule's order, joins them, and adds what begins and ends a step."""
+
+    def __init__(self, case: Case, estimate: StepResult) -> None:
+        self.case, self.estimate, s = case, estimate, case.strategy
+        self.p, self.v, self.m = (int(case.sizes[n][0]) for n in ("pp", "vpp", "num_micro_batches"))
+        self.recipe = recipe(s.precision)
+        self.constants = constants_of(case.system, self.recipe)
+        self.graphs = self._graphs()
+        self.layout: Layout = layout_of(case.model, self.graphs[False].kinds, s.schedule, self.p, self.v, s.layout)
+        self.traffic = GradientTraffic.of(
+            {name: case.sizes[name] for name in NET_SIZES}, s, case.system, has_experts=case.model.moe is not None
+        )
+        self.shared = self.traffic.dense_ranks > 1 or self.traffic.expert_ranks > 1
+        self.zero = int(case.sizes["zero_stage"][0]) if self.shared else 0
+        prices = TableBuilder(case.model, case.system, case.workload, s)._prices({n: case.sizes[n] for n in ROW_SIZES})
+        self.hop = stage_hop(float(prices.hop_bytes[0]), case.system, self.traffic.stage_stride)
+        self.shares = Shares.of(prices, self.constants.grad_bytes, self.constants.gather_bytes)
+        self.writer = PassWriter(
+            graphs=self.graphs, strategy=s, system=case.system, recipe=self.recipe, traffic=self.traffic,
+            shares=self.shares, zero=self.zero,
+        )  # fmt: skip
+        self.chunks = [self._blocks(j) for j in range(len(self.layout.class_of))]
+        self.scripts: dict[tuple[tuple[BlockRun, ...], Kind], int] = {}
+
+    def _graphs(self) -> dict[bool, OpGraph]:
+        """Blocks as they run without and with the strategy's recompute."""
+        c, s = self.case, self.case.strategy
+        plain = lower(build(c.model, c.workload.seq), s, self.recipe)
+        return {False: plain, True: recompute(plain, FULL if s.recompute.kind is RecomputeKind.BLOCK else s.recompute)}
+
+    def _blocks(self, chunk: int) -> tuple[BlockRun, ...]:
+        """Blocks of a chunk in the order in which forward runs them."""
+        model, s = self.case.model, self.case.strategy
+        num_chunks = len(self.layout.class_of)
+        layers = s.layout or even_layers(model.num_layers, num_chunks)
+        start = sum(layers[:chunk])
+        again = self._again(chunk, layers[chunk])
+        kinds = [LAYER_BLOCKS[kind] for kind in model.layer_kinds[start : start + layers[chunk]]]
+        runs: list[BlockRun] = [(kind, n < again) for n, kind in enumerate(kinds)]
+        everywhere = s.recompute.kind not in {RecomputeKind.NONE, RecomputeKind.BLOCK}
+        if chunk == 0:
+            entry = [k for k in (BlockKind.EMBEDDING, BlockKind.POSITIONS) if k in self.graphs[False].blocks]
+            runs = [*((kind, everywhere) for kind in entry), *runs]
+        if chunk == num_chunks - 1:
+            runs.append((BlockKind.HEAD, everywhere))
+            ahead = (
+                [BlockKind.EMBEDDING, BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]] if model.num_mtp_layers else []
+            )
+            runs += [(kind, everywhere) for _ in range(model.num_mtp_layers) for kind in ahead[1:]]
+            runs[-1:-1] = [(kind, everywhere) for kind in ahead[:1]]
+        return tuple(runs)
+
+    def _again(self, chunk: int, layers: int) -> int:
+        """Layers of a chunk whose forward runs again."""
+        s = self.case.strategy
+        if s.recompute.kind is RecomputeKind.NONE:
+            return 0
+        return int(self.case.sizes["recompute_layers"][0]) if s.recompute.kind is RecomputeKind.BLOCK else layers
+
+    # -------------------------------------------------------------------------------------------------- the schedule
+
+    def tasks(self) -> Tasks:
+        """All of it."""
+        orders = self._orders()
+        made = Instances(num_links=self.case.system.num_tiers)
+        passes = [[self._place(made, rank, item) for item in items] for rank, items in enumerate(orders)]
+        if len(made) > MAX_TASKS:
+            raise ValueError(
+                f"a step must unroll to at most {MAX_TASKS} tasks, but {self.m} micro-batches make {len(made)}; "
+                "replay a smaller workload.global_batch: only the pipeline's fill weighs more there"
+            )
+        self._join(made, orders, passes)
+        Ends(
+            made=made, case=self.case, constants=self.constants, traffic=self.traffic, shares=self.shares,
+            zero=self.zero, shared=self.shared, chunks=self.chunks, layout=self.layout, passes=passes,
+        ).write()  # fmt: skip
+        return made.tasks(self._devices(), self.p)
+
+    @property
+    def _beside(self) -> bool:
+        """Whether a forward and a backward of two micro-batches run side by side, so that traffic of one can hide."""
+        return bool(self.case.sizes["overlap_ep"][0]) and bool(self.case.sizes["ep"][0] > 1)
+
+    def _orders(self) -> Order:
+        passes = order(self.case.strategy.schedule, self.p, self.m, self.v)
+        has_pairs = any(item.kind is Kind.PAIR for items in passes for item in items)
+        return [side_by_side(items) for items in passes] if self._beside and not has_pairs else passes
+
+    def _place(self, made: Instances, rank: int, item: Pass) -> tuple[int, ...]:
+        """Places a pass; its one or two instances."""
+        kind = Kind.F if item.kind is Kind.PAIR else item.kind
+        first = self._instance(made, rank, kind, item.chunk, item.micro_batch)
+        if item.kind is not Kind.PAIR:
+            return (first,)
+        return first, self._instance(made, rank, Kind.BW, item.back_chunk, item.back_micro_batch)
+
+    def _instance(self, made: Instances, rank: int, kind: Kind, chunk: int, micro_batch: int) -> int:
+        key = (self.chunks[chunk], kind)
+        if key not in self.scripts:
+            self.scripts[key] = made.add_script(self.writer.write(*key))
+        return made.place(rank, self.scripts[key], kind, chunk, micro_batch)
+
+    def _join(self, made: Instances, orders: Order, passes: list[list[tuple[int, ...]]]) -> None:
+        """Edges between passes: of a rank one after the other, of neighbours by what they send."""
+        runs_at = {
+            (made.chunk[i], made.micro_batch[i]): rank
+            for rank, items in enumerate(passes) for parts in items for i in parts if made.kind[i] is Kind.F
+        }  # fmt: skip
+        arrived: dict[tuple[bool, int, int], list[int]] = {}
+        for rank, items in enumerate(orders):
+            self._follow(made, passes[rank])
+            for n, item in enumerate(items):
+                parts = passes[rank][n]
+                done = self._tails(made, parts)
+                for key in self._gives(item):
+                    is_gradient, chunk, micro_batch = key
+                    target = runs_at[chunk + (-1 if is_gradient else 1), micro_batch]
+                    arrived[key] = done if target == rank else self._send(made, rank, key, done, passes[rank][n + 1 :])
+        for rank, items in enumerate(orders):
+            for item, parts in zip(items, passes[rank], strict=True):
+                starts = parts if self._beside else parts[:1]
+                for need in self._needs(item):
+                    for part in starts:
+                        made.link(arrived[need], made.entries(part), gates=True)
+
+    def _follow(self, made: Instances, items: list[tuple[int, ...]]) -> None:
+        """A rank's passes one after the other; of a pair both at once where they hide each other's traffic."""
+        for n, parts in enumerate(items):
+            if len(parts) == 2 and not self._beside:
+                made.follow(parts[1], parts[0])
+            before = items[n - 1] if n else ()
+            for part in parts if self._beside else parts[:1]:
+                made.follow(part, *before[-1 if not self._beside else 0 :])
+
+    def _tails(self, made: Instances, parts: tuple[int, ...]) -> list[int]:
+        return [task for part in (parts if self._beside else parts[-1:]) for task in made.tails(part)]
+
+    def _send(
+        self, made: Instances, rank: int, key: tuple[bool, int, int], done: list[int], later: list[tuple[int, ...]]
+    ) -> list[int]:
+        """A hop to another rank; a blocking one holds the rank's next pass up."""
+        is_gradient, chunk, micro_batch = key
+        free = bool(self.case.sizes["overlap_pp"][0])
+        hop = made.extra(
+            rank, Lane.PP, "gradient.send" if is_gradient else "activation.send", self.hop, Category.PP,
+            Shield.STAGES if free else Shield.NOTHING, done, chunk=chunk, micro_batch=micro_batch,
+        )  # fmt: skip
+        if later and not free:
+            for part in later[0] if self._beside else later[0][:1]:
+                made.link([hop], made.entries(part))
+        return [hop]
+
+    def _gives(self, item: Pass) -> list[tuple[bool, int, int]]:
+        """What neighbours wait for: (is it a gradient, chunk, micro-batch)."""
+        out = []
+        if item.kind in {Kind.F, Kind.PAIR} and item.chunk < len(self.chunks) - 1:
+            out.append((False, item.chunk, item.micro_batch))
+        chunk, micro_batch = _backward_of(item)
+        return [*out, (True, chunk, micro_batch)] if chunk > 0 else out
+
+    def _needs(self, item: Pass) -> list[tuple[bool, int, int]]:
+        """What it waits for of its neighbours."""
+        out = []
+        if item.kind in {Kind.F, Kind.PAIR} and item.chunk > 0:
+            out.append((False, item.chunk - 1, item.micro_batch))
+        chunk, micro_batch = _backward_of(item)
+        return [*out, (True, chunk + 1, micro_batch)] if 0 <= chunk < len(self.chunks) - 1 else out
+
+    def _devices(self) -> list[Device]:
+        system, each = self.case.system, self.case.system.num_chips // self.p
+        links = tuple(tier.name for tier in system.tiers)
+        capacity = (system.usable_hbm_bytes - system.chip.context_bytes) / RESERVED_FACTOR
+        return [
+            Device(
+                name=f"rank {stage.rank}", num_ranks=each, links=links, capacity_bytes=capacity,
+                base_bytes=sum(stage.memory[item] for item in STATIC_ITEMS),
+            )
+            for stage in self.estimate.stages
+        ]  # fmt: skip
+
+
+def side_by_side(items: Sequence[Pass]) -> list[Pass]:
+    """One more forward ahead, then each forward beside the backward before it.
+
+    So two micro-batches hide each other's expert traffic: Megatron-Core's way, which warms up by one more for it.
+    """
+    forwards = [item for item in items if item.kind is Kind.F]
+    backwards = [item for item in items if item.kind is Kind.BW]
+    assert len(forwards) + len(backwards) == len(items), "only plain forwards and backwards run side by side"
+    ahead = min(next(n for n, item in enumerate(items) if item.kind is Kind.BW) + 1, len(forwards))
+    pairs = [
+        Pass(Kind.PAIR, f.chunk, f.micro_batch, b.chunk, b.micro_batch)
+        for f, b in zip(forwards[ahead:], backwards, strict=False)
+    ]
+    return [*forwards[:ahead], *pairs, *backwards[len(pairs) :]]
+
+
+def _backward_of(item: Pass) -> tuple[int, int]:
+    """Chunk and micro-batch whose input gradient the pass computes; chunk -1 where none."""
+    if item.kind is Kind.PAIR:
+        return item.back_chunk, item.back_micro_batch
+    return (item.chunk, item.micro_batch) if item.kind in {Kind.B, Kind.BW} else (-1, -1)
