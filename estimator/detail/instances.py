@@ -10,6 +10,7 @@ import numpy as np
 
 from estimator.detail.script import Lane, Script
 from estimator.detail.traffic import Transfer
+from estimator.detail.turns import Turn, turns
 from estimator.schedule import Kind
 from estimator.tasks import CATEGORIES, SHIELDS, Category, Device, Shield, Stream, Tasks
 
@@ -40,6 +41,7 @@ class Instances:
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
     gates: list[int] = field(default_factory=list)
+    plans: dict[tuple[int, int], list[Turn]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.size + len(self.more)
@@ -94,6 +96,15 @@ class Instances:
             for task, back in self.of(instance).ahead:
                 anchor = visits[-back].tails if back <= len(visits) else ()
                 self.link(self.global_ids(other, anchor), self.global_ids(instance, [task]))
+
+    def alternate(self, *pair: int) -> None:
+        """Kernels of two passes in turn: what a pair of passes launches."""
+        key = (self.script[pair[0]], self.script[pair[1]])
+        if key not in self.plans:
+            self.plans[key] = turns((self.of(pair[0]), self.of(pair[1])))
+        plan = self.plans[key]
+        for (k, _, last), (other, first, _) in zip(plan, plan[1:], strict=False):
+            self.link([self.base[pair[k]] + last], [self.base[pair[other]] + first])
 
     def extra(
         self, rank: int, lane: Lane, name: str, what: Transfer, category: Category, shield: Shield,

@@ -31,7 +31,7 @@ class _Lifetimes:
     """Follows every tensor of one block through forward, recompute and backward."""
 
     def __init__(self, block: Block, recipe: PrecisionRecipe, *, splits: bool) -> None:
-        self.block, self.recipe = block, recipe
+        self.block, self.recipe, self.splits = block, recipe, splits
         self.lives: Lives = defaultdict(lambda: [0.0, 0.0])
         self.forward = list(_computing(block.of_phase(Phase.FORWARD)))
         self.again = list(_computing(block.of_phase(Phase.RECOMPUTE)))
@@ -89,7 +89,7 @@ class _Lifetimes:
             for name in op.outputs:
                 if name not in self.kept:
                     readers = self._users(name) or [other for other in self.again[i + 1 :] if name in other.inputs]
-                    self._live(self._bytes(name), op, (readers or [op])[-1])
+                    self._to_weights(name, op, readers or [op])
 
     def _gradients(self) -> None:
         """A gradient lives from the first op that adds to it to the last that reads it.
@@ -105,7 +105,18 @@ class _Lifetimes:
                 made.setdefault(name, op)
         for name, maker in made.items():
             readers = [op for op in self.backward if name in op.inputs]
-            self._live(self._bytes(name), maker, (readers or [maker])[-1])
+            self._to_weights(name, maker, readers or [maker])
+
+    def _to_weights(self, name: str, maker: Op, readers: list[Op]) -> None:
+        """Lives to its last reader. What only split weight gradients still read waits for them in the GEMM's dtype."""
+        soon = [op for op in readers if op.phase is not Phase.WEIGHT_GRAD]
+        late = [op for op in readers if op.phase is Phase.WEIGHT_GRAD]
+        if not (self.splits and late):
+            self._live(self._bytes(name), maker, readers[-1])
+            return
+        turn = (soon or [maker])[-1]
+        self._live(self._bytes(name), maker, turn)
+        self._live(float(self.block.tensors[name].elements) * self.recipe.gemm.nbytes, turn, late[-1])
 
     def _bytes(self, name: str) -> float:
         tensor = self.block.tensors[name]

@@ -185,6 +185,8 @@ class _Unroller:
         for n, parts in enumerate(items):
             if len(parts) == 2 and not self._beside:
                 made.follow(parts[1], parts[0])
+            elif len(parts) == 2:
+                made.alternate(*parts)
             before = items[n - 1] if n else ()
             for part in parts if self._beside else parts[:1]:
                 made.follow(part, *before[-1 if not self._beside else 0 :])
