@@ -189,8 +189,9 @@ def memory(timeline: Timeline) -> MemoryCurve:
 class _Sweep:
     """Time of every device cut where a task starts or ends: K = 2R pieces for R tasks that ran for a while.
 
-    lasts, device, computing, sending [K]: seconds of the piece where anything runs, whose it is, how many compute tasks and transfers run
-    in it. tasks [R]; transfer [R]: whether it is one; open, close [R]: its first piece and the one after its last.
+    lasts, device, computing, sending [K]: seconds of the piece where anything runs, whose it is, how many compute tasks
+    and transfers run in it. tasks [R]; transfer [R]: whether it is one; open, close [R]: its first piece and the one
+    after its last.
     """
 
     lasts: np.ndarray
