@@ -189,8 +189,9 @@ def memory(timeline: Timeline) -> MemoryCurve:
 class _Sweep:
     """Time of every device cut where a task starts or ends: K = 2R pieces for R tasks that ran for a while.
 
-    lasts, device, computing, sending [K]: seconds of the piece, whose it is, how many compute tasks and transfers run
-    in it. tasks [R]; transfer [R]: whether it is one; open, close [R]: its first piece and the one after its last.
+    lasts, device, computing, sending [K]: seconds of the piece where anything runs, whose it is, how many compute tasks
+    and transfers run in it. tasks [R]; transfer [R]: whether it is one; open, close [R]: its first piece and the one
+    after its last.
     """
 
     lasts: np.ndarray
@@ -215,8 +216,7 @@ class _Sweep:
         order = _by_device_and_time(device, time)
         sign = np.repeat(np.array([1, -1], dtype=np.int32), num)
         time, device = time[order], device[order]
-        lasts = np.zeros(2 * num)
-        lasts[:-1] = np.where(device[1:] == device[:-1], time[1:] - time[:-1], 0.0)
+        lasts = np.diff(time, append=time[-1:])  # from one device to the next nothing runs, so no sum has it
         place = np.empty(2 * num, dtype=np.int64)
         place[order] = np.arange(2 * num)
         return cls(

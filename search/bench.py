@@ -19,7 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from estimator.schedule import Kind, order
 from estimator.step import evaluate
+from estimator.strategy import Schedule
+from estimator.tasks import Device, Stream, Tasks
 from results.pareto import non_dominated
 from search.space import Space, load_space
 
@@ -31,6 +34,7 @@ LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
 NUM_POINTS = 1_000_000
 NUM_CALLS = 30
 NUM_STARTS = 5
+NUM_REPLAYS = 5
 PEAK_RSS = """
 import sys
 from search.space import load_space
@@ -123,6 +127,56 @@ def _priced_per_s_core(name: str) -> float:
     return rate
 
 
+def _replay_events_per_s() -> float:
+    """Tasks replayed a second in one thread, warm, checks included: the best of a few."""
+    from estimator.replay import replay
+
+    replay(_pipeline(stages=2, micro_batches=2, blocks=2))
+    tasks = _pipeline(stages=16, micro_batches=480, blocks=16)
+    return len(tasks) / min(_seconds(lambda: replay(tasks)) for _ in range(NUM_REPLAYS))
+
+
+def _pipeline(*, stages: int, micro_batches: int, blocks: int) -> Tasks:
+    """1F1B with traffic: 2 `blocks` + 1 tasks a pass on three streams a rank, 507 thousand for (16, 480, 16).
+
+    A block is a kernel, which its host launches, and a transfer that may end while the next kernel runs; then a hop to
+    the pass of the next stage. Transfers take compute, and share a link with the hops.
+    """
+    passes = [
+        (r, x.kind, x.micro_batch) for r, o in enumerate(order(Schedule.ONE_F_ONE_B, stages, micro_batches)) for x in o
+    ]
+    at = {key: k for k, key in enumerate(passes)}
+    onward = [at.get((r + (1 if kind is Kind.F else -1), kind, batch), -1) for r, kind, batch in passes]
+    rank, receiver = np.array([r for r, _, _ in passes]), np.array(onward)
+    size = 2 * blocks + 1
+    base = size * np.arange(len(passes))
+    kernel = base[:, None] + 2 * np.arange(blocks)
+    hop = base + size - 1
+    sends, follows = receiver >= 0, rank[1:] == rank[:-1]
+    edges = [
+        (kernel, kernel + 1),
+        (kernel[:, :-1], kernel[:, 1:]),
+        (kernel[:, :-2] + 1, kernel[:, 2:]),
+        (kernel[:, -1] + 1, hop),
+        (hop[sends], base[receiver[sends]]),
+        (kernel[:-1, -1][follows], base[1:][follows]),
+    ]
+    lane = np.tile(np.append(np.tile([0, 1], blocks), 2), len(passes))  # kernel, transfer, ..., hop
+    spread = np.random.default_rng(0).uniform(0.8, 1.2, len(lane))
+    return Tasks.of(
+        devices=[Device(name=f"rank {r}", links=("link",)) for r in range(stages)],
+        streams=[
+            Stream(device=k // 3, name=("compute", "tp", "pp")[k % 3], computes=k % 3 == 0) for k in range(3 * stages)
+        ],
+        stream=3 * np.repeat(rank, size) + lane,
+        seconds=np.array([1e-3, 4e-4, 1e-3])[lane] * spread,
+        edges=np.concatenate([np.stack([np.ravel(a), np.ravel(b)], axis=1) for a, b in edges]),
+        takes=np.array([0.0, 0.1, 0.02])[lane],
+        loads=np.array([0.0, 0.9, 0.6])[lane],
+        launch_s=np.array([5e-6, 0.0, 0.0])[lane],
+    )
+
+
 def _sweep_s(name: str) -> float:
     """The exact front on every core, once Ray and its workers are up: all that a run does but their start."""
     seconds = _launched(load_space(name), None)
@@ -189,6 +243,7 @@ def _cases() -> Iterator[Case]:
         yield Case(name=f"peak_rss_bytes.sweep_{name}", unit="B", better="lower", measure=peak)
     yield Case(name="evaluate_s", unit="s", better="lower", measure=_evaluate_s)
     yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
+    yield Case(name="replay_events_per_s", unit="1/s", better="higher", measure=_replay_events_per_s)
     yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
 

@@ -366,7 +366,7 @@ def test_a_device_of_nothing_and_a_graph_of_nothing_replay():
 
 
 def test_tasks_in_a_circle_are_named():
-    circle = one_rank([0] * 5, [1.0] * 5, [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)], names=list("abcde"))
+    circle = one_rank([0] * 5, [1.0] * 5, [(1, 2), (2, 3), (3, 1), (3, 4), (0, 1)], names=list("abcde"))
     with pytest.raises(ValueError, match=r"in a circle, but 'b', 'c', 'd' do|'c', 'd', 'b' do|'d', 'b', 'c' do"):
         replay(circle)
     with pytest.raises(ValueError, match=r"circle, but 'a' do; remove an edge"):
