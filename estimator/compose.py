@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.cost.table import SLOWDOWN, Again, Base
+from estimator.cost.overlap import SLOWDOWN
+from estimator.cost.table import Again, Base
 from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
 from estimator.span import pipeline_spans

@@ -23,14 +23,24 @@ from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
-from estimator.strategy import ContextParallel, Fusion, RankOrder, Recompute, RecomputeKind, Schedule, Size, Strategy
+from estimator.strategy import (
+    Chunks,
+    ContextParallel,
+    Fusion,
+    RankOrder,
+    Recompute,
+    RecomputeKind,
+    Schedule,
+    Size,
+    Strategy,
+)
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
 __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "model_flops_per_token"]
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
-Split = tuple[bool, ContextParallel, frozenset[Fusion]]
+Split = tuple[bool, ContextParallel, frozenset[Fusion], Chunks]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
 
@@ -69,8 +79,10 @@ def _rows(
     sizes: Mapping[str, Size],
 ) -> PriceTable:  # fmt: skip
     """Lower and price rows: ROW_SIZES as plain floats, or each [R]. Nothing else of a strategy shapes an op."""
-    sequence_parallel, context_parallel, fusion = split
-    s = Strategy(sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion)
+    sequence_parallel, context_parallel, fusion, chunks = split
+    s = Strategy(
+        sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion, tp_chunks=chunks
+    )
     s = s.with_sizes({name: sizes[name] for name in ROW_SIZES})
     return price_table(lower(graph, s, r), s, system, r, choices)
 
@@ -207,7 +219,7 @@ class TableBuilder:
 
     def _prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
         s = self.strategy
-        split = (s.sequence_parallel, s.context_parallel, s.fusion)
+        split = (s.sequence_parallel, s.context_parallel, s.fusion, s.tp_chunks)
         if len(rows["tp"]) == 1:
             sizes = tuple(float(rows[name][0]) for name in ROW_SIZES)
             return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)

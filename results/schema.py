@@ -82,6 +82,7 @@ _STRATEGY_FIELDS = (
     _field(Plain.INT64, "bucket_bytes", "gradient bucket; 0: one bucket", "B"),
     _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
 )
+_SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
 
 FRONT_FIELDS: tuple[Field, ...] = (
@@ -158,8 +159,9 @@ def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict
 def strategy_at(row: Mapping[str, Any]) -> Strategy:
     """The scalar strategy of one row of a front (the inverse of `strategy_columns`)."""
     fusion = () if row["fusion"] == "none" else row["fusion"].split("+")
+    sizes: dict[str, Any] = {name: int(row[name]) for name in _SIZE_NAMES}
     return Strategy(
-        **{name: int(row[name]) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")},
+        **sizes,
         schedule=Schedule(row["schedule"]),
         layout=None if row["layout"] == "even" else tuple(int(n) for n in row["layout"].split("+")),
         sequence_parallel=bool(row["sequence_parallel"]),
