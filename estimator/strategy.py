@@ -195,6 +195,7 @@ class Strategy:
     zero_stage: Size = 0
     recompute: Recompute = Recompute()
     recompute_layers: Size = 0  # block recompute: the first N layers of each chunk
+    recompute_per_chunk: tuple[int, ...] | None = None  # in place of that: of each chunk in model order its own number
     precision: str = "bf16"  # a recipe of estimator/precision.py
     optimizer: Optimizer = Optimizer.ADAM
     overlap: Overlap = field(default_factory=Overlap)
@@ -202,6 +203,7 @@ class Strategy:
     # Gradient bucket of overlapped DP; 0: one bucket, which leaves nothing to overlap. Default: Megatron-Core's 40
     # million fp32 gradients.
     bucket_bytes: Size = 160_000_000
+    expert_bucket_bytes: int | None = None  # of the experts' gradients; None: they share the buckets of the others
     fusion: frozenset[Fusion] = DEFAULT_FUSION
 
     def __post_init__(self) -> None:
@@ -214,6 +216,11 @@ class Strategy:
                 raise TypeError(f"{name} must be of {kind.__name__}, but got {value!r}; {make}(...) makes one")
         if not all(isinstance(item, Fusion) for item in self.fusion):
             raise TypeError(f"fusion must hold members of Fusion, but got {self.fusion!r}")
+        per_chunk = self.recompute_per_chunk
+        if per_chunk is not None and not (isinstance(per_chunk, tuple) and all(isinstance(n, int) for n in per_chunk)):
+            raise TypeError(f"recompute_per_chunk must be None or a tuple of whole numbers, but got {per_chunk!r}")
+        if not isinstance(self.expert_bucket_bytes, int | None):
+            raise TypeError(f"expert_bucket_bytes must be None or a whole number, but got {self.expert_bucket_bytes!r}")
 
     @property
     def num_rows(self) -> int:

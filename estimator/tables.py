@@ -126,7 +126,7 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
 
 
 @lru_cache(maxsize=256)
-def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
+def constants_of(system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None) -> Constants:
     """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
     chip = system.chip
     traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
@@ -137,6 +137,7 @@ def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
         jitter=JITTER_PER_DOUBLING * math.log2(system.num_chips),
+        expert_bucket=-1.0 if expert_bucket is None else float(expert_bucket),
     )  # fmt: skip
 
 
@@ -183,7 +184,10 @@ class TableBuilder:
         key = (schedule, pp, vpp)
         if key not in self._layouts:
             self._layouts[key] = len(self._made)
-            self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, self.strategy.layout))
+            s = self.strategy
+            self._made.append(
+                layout_of(self.model, self.graph.kinds, schedule, pp, vpp, s.layout, s.recompute_per_chunk)
+            )
         return self._layouts[key]
 
     def depth(self, layout: int) -> int:
@@ -213,7 +217,10 @@ class TableBuilder:
             slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
-            layouts=np.array(where, dtype=np.int64), constants=constants_of(self.system, self.recipe),
+            layouts=np.array(where, dtype=np.int64),
+            constants=constants_of(
+                self.system, self.recipe, self.strategy.expert_bucket_bytes if self.model.moe else None
+            ),
         )  # fmt: skip
         return read_only(made)
 
