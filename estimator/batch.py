@@ -12,7 +12,7 @@ from estimator.compose import (
     Net,
     Tables,
     again_seconds,
-    bucket_terms,
+    bucketed_terms,
     choose_columns,
     chunk_seconds,
     cover_of,
@@ -21,7 +21,6 @@ from estimator.compose import (
     gradient_wire,
     hidden_behind,
     once_seconds,
-    pieces_of,
     place_of,
     rank_params,
     rank_windows,
@@ -119,11 +118,17 @@ def fixed_bytes(buffer_bytes, hop_bytes, p):
 
 
 @njit(cache=True)
-def staging_bytes(bucket, grads, overlap, zero):
-    """Buckets in flight: one being filled, one on the wire. ZeRO-3 reduces block by block instead."""
-    if not overlap or zero >= 3 or bucket <= 0:
+def staging_bytes(bucket, dense, expert, overlap, zero, c):
+    """Buckets in flight: one being filled, one on the wire; of the experts as well where they have their own.
+
+    ZeRO-3 reduces block by block instead.
+    """
+    if not overlap or zero >= 3:
         return 0.0
-    return 2.0 * min(bucket, grads)
+    if c.expert_bucket < 0.0:
+        return 2.0 * min(bucket, (dense + expert) * c.grad_bytes) if bucket > 0 else 0.0
+    mine = 2.0 * min(bucket, dense * c.grad_bytes) if bucket > 0 else 0.0
+    return mine + (2.0 * min(c.expert_bucket, expert * c.grad_bytes) if c.expert_bucket > 0.0 else 0.0)
 
 
 @njit(cache=True)
@@ -141,8 +146,7 @@ def _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, tell, i
     for rank in range(p):
         static = static_bytes(rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
         moving = moving_bytes(rank, place.slots, flying, saved, live, line)
-        grads = (dense[rank] + expert[rank]) * c.grad_bytes
-        line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], grads, dp, zero)
+        line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], dense[rank], expert[rank], dp, zero, c)
         line[ITEM_EXCHANGE] = exchange
         line[ITEM_WORK] = WORKSPACE_BYTES
         peak = max(peak, (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES)))
@@ -211,15 +215,13 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         for n in range(num_leads):
             rank = place.leads[n]
             d, e = dense[rank], expert[rank]
-            grad_s, grad_latency = gradient_wire(d, e, zero, net, c)
-            gather_s, gather_latency = gather_wire(d, e, zero, net, c)
             if dp:
-                pieces = pieces_of(c.grad_bytes * (d + e), rows.bucket[i])
-                total, least = bucket_terms(grad_s, grad_latency, pieces)
+                total, least, gathers, least_gathers = bucketed_terms(d, e, zero, rows.bucket[i], net, c)
                 mine = hidden_behind(total, least, cover_of(windows[num_leads + n, 0]))
-                total, least = bucket_terms(gather_s, gather_latency, pieces)
-                gather = max(gather, hidden_behind(total, least, cover_of(windows[n, 0])))
+                gather = max(gather, hidden_behind(gathers, least_gathers, cover_of(windows[n, 0])))
             else:
+                grad_s, grad_latency = gradient_wire(d, e, zero, net, c)
+                gather_s, gather_latency = gather_wire(d, e, zero, net, c)
                 mine = grad_s + grad_latency
                 gather = max(gather, gather_s + gather_latency)
             update = max(update, update_seconds(d, e, zero, net, c))

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.cost.table import SLOWDOWN, Again, Base
+from estimator.cost.overlap import SLOWDOWN
+from estimator.cost.table import Again, Base
 from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
 from estimator.span import pipeline_spans
 
 __all__ = [
-    "Constants", "Net", "Place", "Tables", "again_seconds", "bucket_terms", "choose_columns", "chunk_seconds",
-    "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind", "once_seconds", "pieces_of", "place_of",
+    "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms", "choose_columns", "chunk_seconds",
+    "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind", "once_seconds", "place_of",
     "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
 ]  # fmt: skip
 
@@ -49,6 +50,7 @@ class Constants(NamedTuple):
     norm_latency_s: float
     fixed_host_s: float
     jitter: float  # share of a step lost to the slowest of n
+    expert_bucket: float  # bytes of a bucket of the experts' gradients; -1: they share the others' buckets
 
 
 class Tables(NamedTuple):
@@ -234,28 +236,34 @@ def rank_windows(leads, slots, classes, windows):
 
 
 @njit(cache=True)
-def gradient_wire(dense, expert, zero, net, c):
-    """Seconds on the wire and latency of the gradients after the last backward.
+def scatters_of(zero):
+    """Reduce-scatters' worth of gradient traffic after the last backward.
 
     Stage 0 all-reduces (twice a reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
     """
-    if zero >= 2:
-        return 0.0, 0.0
-    twice = 2.0 if zero == 0 else 1.0
+    return 0.0 if zero >= 2 else 2.0 if zero == 0 else 1.0
+
+
+@njit(cache=True)
+def gathers_of(zero):
+    """All-gathers of the weights after the update (stages 1 and 2)."""
+    return 0.0 if zero == 0 or zero >= 3 else 1.0
+
+
+@njit(cache=True)
+def gradient_wire(dense, expert, zero, net, c):
+    """Seconds on the wire and latency of the gradients after the last backward."""
+    twice = scatters_of(zero)
     wire = twice * c.grad_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
     return wire, twice * (net[N_DP_LAT] + net[N_EDP_LAT])
 
 
 @njit(cache=True)
 def gather_wire(dense, expert, zero, net, c):
-    """The same of the weight all-gather after the update (stages 1 and 2).
-
-    Overlap hides it under the next step's first forward.
-    """
-    if zero == 0 or zero >= 3:
-        return 0.0, 0.0
-    wire = c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    return wire, net[N_DP_LAT] + net[N_EDP_LAT]
+    """The same of the weight all-gather, which overlap hides under the next step's first forward."""
+    once = gathers_of(zero)
+    wire = once * c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
+    return wire, once * (net[N_DP_LAT] + net[N_EDP_LAT])
 
 
 @njit(cache=True)
@@ -275,6 +283,38 @@ def bucket_terms(wire, latency, pieces):
     total = wire + pieces * latency
     tail = total / pieces
     return total, tail + SLOWDOWN * (total - tail)
+
+
+@njit(cache=True)
+def _two_terms(dense_wire, dense_latency, dense_pieces, expert_wire, expert_latency, expert_pieces):
+    """`bucket_terms` of two groups of buckets on the same links: the last of both is exposed."""
+    dense, expert = dense_wire + dense_pieces * dense_latency, expert_wire + expert_pieces * expert_latency
+    tail = dense / max(dense_pieces, 1.0) + expert / max(expert_pieces, 1.0)
+    return dense + expert, tail + SLOWDOWN * (dense + expert - tail)
+
+
+@njit(cache=True)
+def bucketed_terms(dense, expert, zero, bucket, net, c):
+    """`bucket_terms` of a rank's gradients, and of its weight gathers: total, least, total, least.
+
+    One stream of buckets for all parameters, or one for the dense and one for the experts where these have their own.
+    """
+    if c.expert_bucket < 0.0:
+        grad_s, grad_latency = gradient_wire(dense, expert, zero, net, c)
+        gather_s, gather_latency = gather_wire(dense, expert, zero, net, c)
+        pieces = pieces_of(c.grad_bytes * (dense + expert), bucket)
+        grads, least_grads = bucket_terms(grad_s, grad_latency, pieces)
+        gathers, least_gathers = bucket_terms(gather_s, gather_latency, pieces)
+        return grads, least_grads, gathers, least_gathers
+    d = pieces_of(c.grad_bytes * dense, bucket) if dense > 0.0 else 0.0
+    e = pieces_of(c.grad_bytes * expert, c.expert_bucket) if expert > 0.0 else 0.0
+    n, dense_s, expert_s = scatters_of(zero), dense * net[N_DP_BYTE], expert * net[N_EDP_BYTE]
+    wire = n * c.grad_bytes
+    grads, least_grads = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
+    n = gathers_of(zero)
+    wire = n * c.gather_bytes
+    gathers, least_gathers = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
+    return grads, least_grads, gathers, least_gathers
 
 
 @njit(cache=True)

@@ -21,8 +21,9 @@ class Layout:
     """C chunks in model order on p ranks, K block kinds.
 
     `counts` [C, K]: blocks that run on each chunk. `first` [C, L + 1, K]: blocks among the first N layers of a chunk
-    (what block recompute takes). `held` [p, K]: blocks whose weights a rank holds; a shared weight is held once.
-    `chunks_of` [p, v']: chunks that a rank runs.
+    (what block recompute takes); where each chunk recomputes its own number of layers, `first` [C, 3, K] holds none,
+    these, all of them: block recompute of one "layer". `held` [p, K]: blocks whose weights a rank holds; a shared
+    weight is held once. `chunks_of` [p, v']: chunks that a rank runs.
 
     Most chunks are alike: `class_of` [C] gives each its class, and the first chunk of a class stands for it in
     `classes` [Q]. `leads`: the first of every set of ranks that hold the same blocks and run chunks of the same
@@ -62,9 +63,9 @@ def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def layout_of(
     model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
-    layers: tuple[int, ...] | None = None,
+    layers: tuple[int, ...] | None = None, recomputed: tuple[int, ...] | None = None,
 ) -> Layout:  # fmt: skip
-    """Counts for `layers` per chunk (None: even).
+    """Counts for `layers` per chunk (None: even), of which the first `recomputed` are recomputed (None: as asked).
 
     Embedding and positions sit on the first chunk; head and MTP on the last, which keeps a copy of the embedding for
     MTP's look-ups.
@@ -83,6 +84,9 @@ def layout_of(
                 first[chunk, n + 1, layer_column[model.layer_kinds[start + n]]] += 1
         counts[chunk] = first[chunk, -1]
         start += num
+    if recomputed is not None:
+        assert len(recomputed) == num_chunks
+        first = np.stack([first[:, 0], first[np.arange(num_chunks), recomputed], first[:, -1]], axis=1)
     for kind in (BlockKind.EMBEDDING, BlockKind.POSITIONS):
         if kind in column:
             counts[0, column[kind]] = 1

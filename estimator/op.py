@@ -203,7 +203,8 @@ class Op:
     collective: Traffic | None = None
     group: Group | None = None
     payload: Array = 0.0  # bytes of the whole buffer
-    beside: str = ""  # the window it may hide in: 'gemm' of its tensor-parallel neighbours, 'block', 'attention'
+    beside: str = ""  # the window it may hide in: 'gemm' or 'whole' (cost/overlap.py), 'block', 'attention'
+    partners: tuple[str, ...] = ()  # GEMMs of the block and phase that a tensor-parallel collective runs beside
     max_domains: int = 0  # node-limited all-to-all; 0: no limit
     fanout: float = 1.0  # rows of a token in an all-to-all
 

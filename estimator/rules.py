@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
 from estimator.strategy import ContextParallel, RankOrder, RecomputeKind, Schedule, Strategy
@@ -85,7 +86,10 @@ def _flags(c: Case) -> np.ndarray:
     flags = [c.sizes[f"overlap_{n}"] for n in ("tp", "ep", "pp", "dp")]
     good = [(f == 0) | (f == 1) for f in flags]
     stage = c.zero_stage
-    return np.logical_and.reduce([*good, (stage >= 0) & (stage <= 3) & (stage % 1 == 0), c.bucket_bytes >= 0])
+    chunks = c.strategy.tp_chunks
+    whole = min(chunks.attention_in, chunks.attention_out, chunks.mlp_in, chunks.mlp_out) >= 1
+    buckets = (c.bucket_bytes >= 0) & ((c.strategy.expert_bucket_bytes or 0) >= 0)
+    return np.logical_and.reduce([*good, (stage >= 0) & (stage <= 3) & (stage % 1 == 0), buckets & whole])
 
 
 def _kv_heads(c: Case) -> np.ndarray:
@@ -152,6 +156,19 @@ def _layers(c: Case) -> np.ndarray:
     return np.asarray(chunks <= c.model.num_layers)
 
 
+def _chunk_layers(c: Case, num_chunks: int) -> tuple[int, ...]:
+    return c.strategy.layout or even_layers(c.model.num_layers, num_chunks)
+
+
+def _per_chunk(c: Case) -> np.ndarray:
+    chosen = c.strategy.recompute_per_chunk
+    if chosen is None:
+        return _true(c)
+    layers = _chunk_layers(c, max(len(chosen), 1))
+    good = len(chosen) == len(layers) and any(chosen) and all(0 <= r <= n for r, n in zip(chosen, layers, strict=True))
+    return (c.pp * c.vpp == len(chosen)) & good
+
+
 def _schedule(c: Case) -> np.ndarray:
     pp, v, m = c.pp, c.vpp, c.num_micro_batches
     schedule = c.strategy.schedule
@@ -165,9 +182,10 @@ def _schedule(c: Case) -> np.ndarray:
 
 
 def _recompute(c: Case) -> np.ndarray:
-    block = c.strategy.recompute.kind is RecomputeKind.BLOCK
+    block, per_chunk = c.strategy.recompute.kind is RecomputeKind.BLOCK, c.strategy.recompute_per_chunk is not None
     n = c.recompute_layers
-    return (n >= 1) & (n % 1 == 0) if block else n == 0
+    least = 0 if per_chunk else 1  # where each chunk has its own number, the common one is ignored
+    return (n >= least) & (n % 1 == 0) if block else (n == 0) & (not per_chunk)
 
 
 def paired(schedule: Schedule) -> bool:
@@ -195,8 +213,10 @@ def _engine(c: Case) -> np.ndarray:
 RULES: tuple[Rule, ...] = (
     Rule("sizes", _whole_sizes, "tp, cp, pp, ep, etp, vpp and micro_batch must be whole numbers of at least 1",
          "use 1 for what is off"),
-    Rule("options", _flags, "overlap flags are 0 or 1, zero_stage 0 to 3, bucket_bytes at least 0",
-         "got overlap tp {overlap_tp}, ep {overlap_ep}, pp {overlap_pp}, dp {overlap_dp}, zero_stage {zero_stage}"),
+    Rule("options", _flags, "overlap flags are 0 or 1, zero_stage 0 to 3, bucket_bytes and expert_bucket_bytes at "
+         "least 0, tp_chunks at least 1",
+         "got overlap tp {overlap_tp}, ep {overlap_ep}, pp {overlap_pp}, dp {overlap_dp}, zero_stage {zero_stage}, "
+         "tp_chunks {tp_chunks}"),
     Rule("engine", _engine, "the chip must have a matrix engine for the recipe's dtypes",
          "choose another precision or chip"),
     Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),
@@ -230,8 +250,12 @@ RULES: tuple[Rule, ...] = (
     Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches",
          "interleaved: pp >= 2, vpp >= 2, micro-batches divisible by pp; dualpipe: pp even, micro-batches even and >= "
          "2 pp, vpp 1; gpipe and zb-h1: pp >= 2, vpp 1; pp 1: 1f1b"),
+    Rule("recompute_per_chunk", _per_chunk, "recompute_per_chunk ({recompute_per_chunk}) must name each of pp * vpp = "
+         "{pp} * {vpp} chunks, from 0 to its layers ({chunk_layers}) and not all of them 0",
+         "correct it; write all zero as recompute: none"),
     Rule("recompute", _recompute, "recompute_layers ({recompute_layers}) must be at least 1 with block recompute and 0 "
-         "with any other", "set recompute: block, or leave recompute_layers out"),
+         "with any other, which leaves recompute_per_chunk out as well",
+         "set recompute: block, or leave recompute_layers and recompute_per_chunk out"),
     Rule("overlap_tp", _overlap_tp, "overlap of tp needs sequence_parallel", "set sequence_parallel: true"),
     Rule("overlap_ep", _overlap_ep, "overlap of ep needs two micro-batches side by side: pp 1, interleaved or dualpipe",
          "change the schedule or set overlap ep to 0"),
@@ -251,16 +275,22 @@ def check(case: Case) -> np.ndarray:
     return code
 
 
+def _joined(numbers: tuple[int, ...]) -> str:
+    return "+".join(map(str, numbers))
+
+
 def explain(case: Case, code: int, row: int = 0) -> str:
     """Law, offence and remedy of a failed rule for one row."""
     rule = RULES[code - 1]
-    moe = case.model.moe
+    moe, s = case.model.moe, case.strategy
+    chunk_layers = _chunk_layers(case, max(int(case.pp[row] * case.vpp[row]), 1))
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,
         "seq": case.workload.seq,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
-        "schedule": case.strategy.schedule.value,
+        "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),
+        "recompute_per_chunk": _joined(s.recompute_per_chunk or ()),
     }  # fmt: skip
     return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"

@@ -70,11 +70,13 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
         return sizes[name].astype(np.int64)
 
     n = len(legal)
+    # A layout that knows what each chunk recomputes has it as the first layer (estimator/layout.py).
+    layers = whole("recompute_layers") if s.recompute_per_chunk is None else np.ones(n, dtype=np.int64)
     candidates = Rows(
         row=row_of, net=net_of, layout=np.array(made, dtype=np.int64)[layout_of],
         schedule=np.full(n, CODES[s.schedule]), pp=whole("pp"), vpp=whole("vpp"),
         num_micro_batches=whole("num_micro_batches"), choice=np.full(n, choice_index(builder.choices, s.recompute)),
-        layers=whole("recompute_layers"), overlap_tp=whole("overlap_tp"),
+        layers=layers, overlap_tp=whole("overlap_tp"),
         overlap_ep=whole("overlap_ep") * (sizes["ep"] > 1),
         overlap_pp=whole("overlap_pp"), overlap_dp=whole("overlap_dp"), zero=whole("zero_stage"),
         bucket=np.ascontiguousarray(sizes["bucket_bytes"]),

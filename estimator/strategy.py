@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "Chunks",
     "ContextParallel",
     "Fusion",
     "Module",
@@ -137,6 +138,36 @@ class Overlap:
     dp: Size = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """Pieces into which an overlapped tensor-parallel collective and its GEMMs are cut, by place in a layer.
+
+    `in`: column-parallel GEMMs, which read a gathered input; `out`: row-parallel ones, whose output is reduced. Each
+    piece pays its own latency and its own tiles. Default: Transformer Engine splits by 4.
+
+    >>> str(Chunks.parse("8")), str(Chunks.parse("1+2+4+4"))
+    ('8', '1+2+4+4')
+    """
+
+    attention_in: int = 4
+    attention_out: int = 4
+    mlp_in: int = 4
+    mlp_out: int = 4
+
+    @classmethod
+    def parse(cls, text: str) -> Chunks:
+        """From one number for all, or four joined by +, in the order of the fields."""
+        numbers = [int(part) for part in text.split("+")]
+        if len(numbers) not in {1, len(fields(cls))}:
+            raise ValueError(f"tp_chunks must be one number, or four joined by +, but got {text!r}")
+        names = [f.name for f in fields(cls)]
+        return cls(**dict(zip(names, numbers * (len(names) // len(numbers)), strict=True)))
+
+    def __str__(self) -> str:
+        numbers = [getattr(self, f.name) for f in fields(self)]
+        return str(numbers[0]) if len(set(numbers)) == 1 else "+".join(map(str, numbers))
+
+
 DEFAULT_FUSION = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVATION})
 
 
@@ -164,17 +195,20 @@ class Strategy:
     zero_stage: Size = 0
     recompute: Recompute = Recompute()
     recompute_layers: Size = 0  # block recompute: the first N layers of each chunk
+    recompute_per_chunk: tuple[int, ...] | None = None  # in place of that: of each chunk in model order its own number
     precision: str = "bf16"  # a recipe of estimator/precision.py
     optimizer: Optimizer = Optimizer.ADAM
     overlap: Overlap = field(default_factory=Overlap)
+    tp_chunks: Chunks = Chunks()  # of overlapped tensor-parallel traffic
     # Gradient bucket of overlapped DP; 0: one bucket, which leaves nothing to overlap. Default: Megatron-Core's 40
     # million fp32 gradients.
     bucket_bytes: Size = 160_000_000
+    expert_bucket_bytes: int | None = None  # of the experts' gradients; None: they share the buckets of the others
     fusion: frozenset[Fusion] = DEFAULT_FUSION
 
     def __post_init__(self) -> None:
         kinds = {"schedule": Schedule, "context_parallel": ContextParallel, "rank_order": RankOrder,
-                 "optimizer": Optimizer, "recompute": Recompute, "overlap": Overlap}  # fmt: skip
+                 "optimizer": Optimizer, "recompute": Recompute, "overlap": Overlap, "tp_chunks": Chunks}  # fmt: skip
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -182,6 +216,11 @@ class Strategy:
                 raise TypeError(f"{name} must be of {kind.__name__}, but got {value!r}; {make}(...) makes one")
         if not all(isinstance(item, Fusion) for item in self.fusion):
             raise TypeError(f"fusion must hold members of Fusion, but got {self.fusion!r}")
+        per_chunk = self.recompute_per_chunk
+        if per_chunk is not None and not (isinstance(per_chunk, tuple) and all(isinstance(n, int) for n in per_chunk)):
+            raise TypeError(f"recompute_per_chunk must be None or a tuple of whole numbers, but got {per_chunk!r}")
+        if not isinstance(self.expert_bucket_bytes, int | None):
+            raise TypeError(f"expert_bucket_bytes must be None or a whole number, but got {self.expert_bucket_bytes!r}")
 
     @property
     def num_rows(self) -> int:

@@ -23,7 +23,17 @@ from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
-from estimator.strategy import ContextParallel, Fusion, RankOrder, Recompute, RecomputeKind, Schedule, Size, Strategy
+from estimator.strategy import (
+    Chunks,
+    ContextParallel,
+    Fusion,
+    RankOrder,
+    Recompute,
+    RecomputeKind,
+    Schedule,
+    Size,
+    Strategy,
+)
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -32,7 +42,7 @@ __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "gradient_groups", "g
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
-Split = tuple[bool, ContextParallel, frozenset[Fusion]]
+Split = tuple[bool, ContextParallel, frozenset[Fusion], Chunks]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
 
@@ -71,8 +81,10 @@ def _rows(
     sizes: Mapping[str, Size],
 ) -> PriceTable:  # fmt: skip
     """Lower and price rows: ROW_SIZES as plain floats, or each [R]. Nothing else of a strategy shapes an op."""
-    sequence_parallel, context_parallel, fusion = split
-    s = Strategy(sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion)
+    sequence_parallel, context_parallel, fusion, chunks = split
+    s = Strategy(
+        sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion, tp_chunks=chunks
+    )
     s = s.with_sizes({name: sizes[name] for name in ROW_SIZES})
     return price_table(lower(graph, s, r), s, system, r, choices)
 
@@ -126,7 +138,7 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
 
 
 @lru_cache(maxsize=256)
-def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
+def constants_of(system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None) -> Constants:
     """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
     chip = system.chip
     traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
@@ -137,6 +149,7 @@ def constants_of(system: SystemSpec, r: PrecisionRecipe) -> Constants:
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
         jitter=jitter_share(system),
+        expert_bucket=-1.0 if expert_bucket is None else float(expert_bucket),
     )  # fmt: skip
 
 
@@ -188,7 +201,10 @@ class TableBuilder:
         key = (schedule, pp, vpp)
         if key not in self._layouts:
             self._layouts[key] = len(self._made)
-            self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, self.strategy.layout))
+            s = self.strategy
+            self._made.append(
+                layout_of(self.model, self.graph.kinds, schedule, pp, vpp, s.layout, s.recompute_per_chunk)
+            )
         return self._layouts[key]
 
     def depth(self, layout: int) -> int:
@@ -218,13 +234,16 @@ class TableBuilder:
             slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
-            layouts=np.array(where, dtype=np.int64), constants=constants_of(self.system, self.recipe),
+            layouts=np.array(where, dtype=np.int64),
+            constants=constants_of(
+                self.system, self.recipe, self.strategy.expert_bucket_bytes if self.model.moe else None
+            ),
         )  # fmt: skip
         return read_only(made)
 
     def _prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
         s = self.strategy
-        split = (s.sequence_parallel, s.context_parallel, s.fusion)
+        split = (s.sequence_parallel, s.context_parallel, s.fusion, s.tp_chunks)
         if len(rows["tp"]) == 1:
             sizes = tuple(float(rows[name][0]) for name in ROW_SIZES)
             return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)

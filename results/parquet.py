@@ -34,7 +34,10 @@ def write_table(path: Path, table: Table, fields: tuple[Field, ...], metadata: M
 
 
 def read_table(path: Path, fields: tuple[Field, ...]) -> Table:
-    """The table of a file; ValueError when it is absent, half-written, of another version or lacks a column."""
+    """The table of a file; ValueError when it is absent, half-written, of another version or lacks a column.
+
+    A column with a default may be absent: older runs did not have it.
+    """
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file, the run ended before it wrote it; `search resume {path.parent}` goes on"
@@ -50,7 +53,11 @@ def read_table(path: Path, fields: tuple[Field, ...]) -> Table:
         raise ValueError(f"{path}: schema version must be {SCHEMA_VERSION}, but the file has {version}")
     for field in fields:
         position = arrow.schema.get_field_index(field.name)
-        if position < 0 or arrow.schema.field(position).type != _arrow_type(field):
+        if position < 0 and field.default is not None:
+            arrow = arrow.append_column(
+                _arrow_field(field), [pa.array([field.default] * len(arrow), _arrow_type(field))]
+            )
+        elif position < 0 or arrow.schema.field(position).type != _arrow_type(field):
             raise ValueError(
                 f"{path}: column {field.name!r} must be there as {field.kind.value}; have {arrow.schema.names}"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.result import COLUMNS
-from estimator.strategy import ContextParallel, Fusion, Optimizer, Overlap, RankOrder, Recompute, Schedule, Strategy
+from estimator.strategy import (
+    Chunks,
+    ContextParallel,
+    Fusion,
+    Optimizer,
+    Overlap,
+    RankOrder,
+    Recompute,
+    Schedule,
+    Strategy,
+)
 from results.table import Table
 
 __all__ = [
@@ -52,7 +62,7 @@ class Field:
     default: int | float | str | bool | None = None
 
 
-def _field(kind: Plain, name: str, description: str, unit: str = "", default: str | bool | None = None) -> Field:
+def _field(kind: Plain, name: str, description: str, unit: str = "", default: int | str | bool | None = None) -> Field:
     return Field(name=name, kind=kind, unit=unit, description=description, default=default)
 
 
@@ -73,15 +83,19 @@ _STRATEGY_FIELDS = (
     _field(Plain.STRING, "rank_order", "parallel dimensions from the inside of the machine out", default="tp-cp-dp-pp"),
     _field(Plain.STRING, "recompute", "none, full, block, or modules joined by +"),
     _field(Plain.INT64, "recompute_layers", "block recompute: first N layers of each chunk", "1"),
+    _field(Plain.STRING, "recompute_per_chunk", "recomputed layers per chunk joined by +, or 'same'", default="same"),
     _field(Plain.STRING, "precision", "precision recipe"),
     _field(Plain.STRING, "optimizer", "update rule"),
     _field(Plain.BOOL, "overlap_tp", "tensor-parallel traffic runs beside compute"),
     _field(Plain.BOOL, "overlap_dp", "data-parallel traffic runs beside compute"),
     _field(Plain.BOOL, "overlap_ep", "expert traffic runs beside compute"),
     _field(Plain.BOOL, "overlap_pp", "stage-to-stage traffic runs beside compute"),
+    _field(Plain.STRING, "tp_chunks", "pieces of overlapped tp traffic: attention in, out, mlp in, out", default="4"),
     _field(Plain.INT64, "bucket_bytes", "gradient bucket; 0: one bucket", "B"),
+    _field(Plain.INT64, "expert_bucket_bytes", "that of experts' gradients; -1: the others' buckets", "B", default=-1),
     _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
 )
+_SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
 
 FRONT_FIELDS: tuple[Field, ...] = (
@@ -137,14 +151,17 @@ def _cast(field: Field, values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
 
 def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict[str, Any]:
     """The strategy columns of a batch, `[N]` each. `dp` is what the cluster leaves: chips / (tp * cp * pp)."""
-    sizes = strategy.sizes() | {"dp": dp}
+    expert_bucket = -1 if strategy.expert_bucket_bytes is None else strategy.expert_bucket_bytes
+    sizes = strategy.sizes() | {"dp": dp, "expert_bucket_bytes": expert_bucket}
     (num_rows,) = np.broadcast_shapes((1,), *(np.shape(value) for value in sizes.values()))
     texts = {
         "schedule": strategy.schedule.value,
-        "layout": "even" if strategy.layout is None else "+".join(str(n) for n in strategy.layout),
+        "layout": _joined(strategy.layout, "even"),
         "context_parallel": strategy.context_parallel.value,
         "rank_order": strategy.rank_order.value,
         "recompute": str(strategy.recompute),
+        "recompute_per_chunk": _joined(strategy.recompute_per_chunk, "same"),
+        "tp_chunks": str(strategy.tp_chunks),
         "precision": strategy.precision,
         "optimizer": strategy.optimizer.value,
         "fusion": "+".join(sorted(f.value for f in strategy.fusion)) or "none",
@@ -155,34 +172,51 @@ def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict
     return {name: columns[name] for name in STRATEGY_NAMES}
 
 
+def _joined(numbers: tuple[int, ...] | None, none: str) -> str:
+    return none if numbers is None else "+".join(map(str, numbers))
+
+
+def _split(text: str, none: str) -> tuple[int, ...] | None:
+    return None if text == none else tuple(map(int, text.split("+")))
+
+
 def strategy_at(row: Mapping[str, Any]) -> Strategy:
     """The scalar strategy of one row of a front (the inverse of `strategy_columns`)."""
     fusion = () if row["fusion"] == "none" else row["fusion"].split("+")
+    sizes: dict[str, Any] = {name: int(row[name]) for name in _SIZE_NAMES}
     return Strategy(
-        **{name: int(row[name]) for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")},
+        **sizes,
         schedule=Schedule(row["schedule"]),
-        layout=None if row["layout"] == "even" else tuple(int(n) for n in row["layout"].split("+")),
+        layout=_split(row["layout"], "even"),
         sequence_parallel=bool(row["sequence_parallel"]),
         context_parallel=ContextParallel(row["context_parallel"]),
         rank_order=RankOrder(row["rank_order"]),
         recompute=Recompute.parse(row["recompute"]),
         recompute_layers=int(row["recompute_layers"]),
+        recompute_per_chunk=_split(row["recompute_per_chunk"], "same"),
         precision=row["precision"],
         optimizer=Optimizer(row["optimizer"]),
         overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in ("tp", "ep", "pp", "dp")}),
+        tp_chunks=Chunks.parse(row["tp_chunks"]),
         bucket_bytes=int(row["bucket_bytes"]),
+        expert_bucket_bytes=None if row["expert_bucket_bytes"] < 0 else int(row["expert_bucket_bytes"]),
         fusion=frozenset(Fusion(name) for name in fusion),
     )
 
 
 def strategy_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The `strategy` object of JSON output: as the columns, with `overlap` nested and an explicit layout as a list."""
+    """The `strategy` object of JSON output: as the columns, with `overlap` and `tp_chunks` nested, lists as lists.
+
+    What is left to another choice is null: the experts' own bucket.
+    """
     nested: dict[str, Any] = {}
     for name in STRATEGY_NAMES:
         if name.startswith("overlap_"):
             nested.setdefault("overlap", {})[name.removeprefix("overlap_")] = row[name]
         else:
             nested[name] = row[name]
-    if nested["layout"] != "even":
-        nested["layout"] = [int(n) for n in nested["layout"].split("+")]
+    for name, none in (("layout", "even"), ("recompute_per_chunk", "same")):
+        nested[name] = list(_split(nested[name], none) or ()) or none
+    nested["tp_chunks"] = asdict(Chunks.parse(nested["tp_chunks"]))
+    nested["expert_bucket_bytes"] = None if nested["expert_bucket_bytes"] < 0 else nested["expert_bucket_bytes"]
     return nested

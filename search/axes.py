@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 
 from estimator.precision import RECIPES
 from estimator.strategy import (
+    Chunks,
     ContextParallel,
     Fusion,
     Module,
@@ -25,12 +26,23 @@ from estimator.strategy import (
 )
 from search.yaml_lines import Document, Key, Plain
 
-__all__ = ["AXES", "Axis", "axis_values", "read_axes", "read_strategy", "strategy_of", "whole", "write_axes"]
+__all__ = ["AXES", "OPEN", "Axis", "axis_values", "read_axes", "read_strategy", "strategy_of", "whole", "write_axes"]
 
 MAX_VALUES = 100_000  # of one axis
 MAX_DEGREE = 10**6
 MAX_NBYTES = 10**15
+MAX_PIECES = 1024  # of a collective
 OVERLAPS = ("tp", "ep", "pp", "dp")
+CHUNKS = tuple(f.name for f in fields(Chunks))
+
+
+class Open(Enum):
+    """The value of an axis that is left to a sampler: it is one of too many to list."""
+
+    OPEN = "search"
+
+
+OPEN = Open.OPEN
 
 Read = Callable[[Document, Key, Plain], object]
 Write = Callable[[object], Plain]
@@ -44,6 +56,8 @@ class Axis:
     read: Read
     write: Write
     is_list: bool = False  # one value is itself written as a list
+    is_mapping: bool = False  # or as a mapping
+    may_search: bool = False  # may be left to a sampler, by the word `search`
 
     @property
     def key(self) -> Key:
@@ -143,6 +157,40 @@ def _write_layout(value: object) -> Plain:
     return None if value is None else list(value) if isinstance(value, tuple) else _same(value)
 
 
+def _read_per_chunk(document: Document, key: Key, value: Plain) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise document.error(key, "must be null or recomputed layers per chunk", value, "null, a list such as [2, 1]")
+    return tuple(whole(document, (*key, i), item, 0, MAX_DEGREE) for i, item in enumerate(value))
+
+
+def _write_per_chunk(value: object) -> Plain:
+    assert value is None or isinstance(value, tuple)
+    return None if value is None else list(value)
+
+
+def _read_chunks(document: Document, key: Key, value: Plain) -> object:
+    if not isinstance(value, dict):
+        return Chunks(**dict.fromkeys(CHUNKS, whole(document, key, value, 1, MAX_PIECES)))
+    given = document.mapping(key, CHUNKS)
+    return Chunks(**{name: whole(document, (*key, name), n, 1, MAX_PIECES) for name, n in given.items()})
+
+
+def _write_chunks(value: object) -> Plain:
+    assert isinstance(value, Chunks)
+    numbers: dict[str, Plain] = {name: getattr(value, name) for name in CHUNKS}
+    return numbers[CHUNKS[0]] if len(set(numbers.values())) == 1 else numbers
+
+
+def _read_expert_bucket(document: Document, key: Key, value: Plain) -> object:
+    return None if value is None else whole(document, key, value, 0, MAX_NBYTES)
+
+
+def _write_expert_bucket(value: object) -> Plain:
+    return None if value is None else _same(value)
+
+
 _DEGREE = _whole(1, MAX_DEGREE)
 
 AXES: tuple[Axis, ...] = (
@@ -158,13 +206,16 @@ AXES: tuple[Axis, ...] = (
     Axis(name="context_parallel", read=_enum(ContextParallel), write=_write_enum),
     Axis(name="rank_order", read=_enum(RankOrder), write=_write_enum),
     Axis(name="precision", read=_read_precision, write=_same),
-    Axis(name="fusion", read=_read_fusion, write=_write_fusion, is_list=True),
+    Axis(name="fusion", read=_read_fusion, write=_write_fusion, is_list=True, may_search=True),
     Axis(name="recompute", read=_read_recompute, write=str),
     Axis(name="recompute_layers", read=_whole(0, MAX_DEGREE), write=_same),
+    Axis(name="recompute_per_chunk", read=_read_per_chunk, write=_write_per_chunk, is_list=True, may_search=True),
     Axis(name="zero_stage", read=_whole(0, 3), write=_same),
     *(Axis(name=f"overlap_{traffic}", read=_read_flag, write=_same) for traffic in OVERLAPS),
+    Axis(name="tp_chunks", read=_read_chunks, write=_write_chunks, is_mapping=True, may_search=True),
     Axis(name="bucket_bytes", read=_whole(0, MAX_NBYTES), write=_same),
-    Axis(name="layout", read=_read_layout, write=_write_layout, is_list=True),
+    Axis(name="expert_bucket_bytes", read=_read_expert_bucket, write=_write_expert_bucket, may_search=True),
+    Axis(name="layout", read=_read_layout, write=_write_layout, is_list=True, may_search=True),
     Axis(name="optimizer", read=_enum(Optimizer), write=_write_enum),
 )
 """Every choice of a strategy, in the canonical order: the last varies fastest."""
@@ -211,7 +262,7 @@ def write_axes(axes: Mapping[str, tuple[object, ...]]) -> dict[str, Plain]:
     result: dict[str, Plain] = {}
     overlap: dict[str, Plain] = {}
     for axis in AXES:
-        values = [axis.write(value) for value in axes[axis.name]]
+        values = [value.value if isinstance(value, Open) else axis.write(value) for value in axes[axis.name]]
         holder = overlap if len(axis.key) == 2 else result
         if holder is overlap:
             result["overlap"] = overlap
@@ -238,7 +289,9 @@ def _given(document: Document, key: Key) -> Iterator[tuple[str, tuple[Key, Plain
 
 
 def _axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[object, ...]:
-    """The values of one axis, each once, in the order given."""
+    """The values of one axis, each once, in the order given; OPEN alone where a sampler is to find them."""
+    if axis.may_search and value == OPEN.value:
+        return (OPEN,)
     if axis.name == "layout":
         return (axis.read(document, key, value),)
     values: list[object] = []
@@ -251,15 +304,15 @@ def _axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[objec
 
 def _spread(document: Document, axis: Axis, key: Key, value: Plain) -> Iterator[tuple[Key, Plain]]:
     """The values before they are read: those of a list, of a range, or the one."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not (axis.is_mapping and not set(value) & set(_SPREADS)):
         yield from ((key, number) for number in _numbers(document, axis, key, value))
     elif isinstance(value, list) and not (axis.is_list and not any(isinstance(item, list) for item in value)):
         if not value:
             raise document.error(key, "a list must not be empty", value, "at least one value")
         _check_modules(document, axis, key, value)
         for i, item in enumerate(value):
-            inner = _spread(document, axis, (*key, i), item) if isinstance(item, dict) else iter([((*key, i), item)])
-            yield from inner
+            at = (*key, i)
+            yield from _spread(document, axis, at, item) if isinstance(item, dict) else iter([(at, item)])
     else:
         yield key, value
 

@@ -98,9 +98,10 @@ def known_values(space: Space, enumeration: Enumeration, ids: np.ndarray) -> dic
         values = {name: value for name, value in strategy_values(world.strategy).items() if name not in OPTION_AXES}
         values |= {name: structures.sizes[:, i] for i, name in enumerate((*SIZES, "dp"))}
         values |= {f"overlap_{name}": getattr(rows, f"overlap_{name}") for name in FLAGS}
+        told_layers = rows.layers if world.strategy.recompute_per_chunk is None else 0
         values |= {
             "num_micro_batches": rows.num_micro_batches, "schedule": schedule_codes()[rows.schedule],
-            "zero_stage": rows.zero, "bucket_bytes": rows.bucket, "recompute_layers": rows.layers,
+            "zero_stage": rows.zero, "bucket_bytes": rows.bucket, "recompute_layers": told_layers,
             "recompute": _recompute_codes(world, rows), "num_gpus": world.system.num_chips,
         }  # fmt: skip
         for name, value in values.items():
@@ -150,6 +151,8 @@ def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     acts = (overlap_dp == 1) & (zero < 3)
     bucket = np.where(acts, world.choices.buckets[place["bucket_bytes"]], 0.0)
     choice, layers = _recompute(space, world, place["recompute"], place["recompute_layers"])
+    if world.strategy.recompute_per_chunk is not None:
+        layers = np.ones_like(layers)  # the layout knows what each chunk recomputes
     return Rows(
         row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp,
         num_micro_batches=s.num_micro_batches, choice=choice, layers=layers, overlap_tp=on(0), overlap_ep=on(1),

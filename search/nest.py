@@ -32,7 +32,7 @@ from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, s
 from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch
 from search.gate import derive, passes, set_options
 from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part
-from search.scratch import Job, choice_of, fill_bytes, fill_seconds, new_scratch
+from search.scratch import Job, fill_bytes, fill_seconds, new_scratch
 from search.staircase import Staircase, beater, insert, is_beaten
 
 __all__ = ["COUNTS", "DERIVED", "OPTION_VALUES", "Filter", "Options", "Part", "corners", "sweep"]
@@ -315,7 +315,7 @@ def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp
         if constraints.ends.size > 0:
             bucket = options.buckets[column - 1] if column > 0 else 0.0
             derive(constraints, c, step, memory)
-            layers = choice_of(options, job.num_plain, o)[1]
+            layers = options.told_layers[o - job.num_plain] if o >= job.num_plain else 0
             set_options(constraints, job.i, options, o, layers, z, tp, ep, pp, dp, bucket)
             if not passes(constraints):
                 continue

@@ -46,6 +46,7 @@ class Options(NamedTuple):
     plain_codes: np.ndarray
     block_layers: np.ndarray
     block_ids: np.ndarray
+    told_layers: np.ndarray
     block_code: float
     buckets: np.ndarray
     bucket_ids: np.ndarray

@@ -16,12 +16,11 @@ from estimator.batch import fixed_bytes, staging_bytes
 from estimator.compose import (
     Net,
     again_seconds,
-    bucket_terms,
+    bucketed_terms,
     choose_columns,
     gather_wire,
     gradient_wire,
     once_seconds,
-    pieces_of,
     rank_params,
     update_seconds,
     zero_traffic,
@@ -205,7 +204,7 @@ def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving,
         least_grads = min(least_grads, (dense[rank] + expert[rank]) * c.grad_bytes)
     for k in range(buckets.size if bucketed else 0):
         for rank in range(p):
-            staged[k, rank] = staging_bytes(buckets[k], (dense[rank] + expert[rank]) * c.grad_bytes, 1, z) + fixed
+            staged[k, rank] = staging_bytes(buckets[k], dense[rank], expert[rank], 1, z, c) + fixed
     for o in range(job.num):
         low = 0.0
         for rank in range(p):
@@ -216,8 +215,8 @@ def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving,
         memory[o, 0] = bare if fits else np.inf
         for k in range(buckets.size if bucketed and fits else 0):
             most = bare
-            if buckets[k] > 0.0:
-                if buckets[k] <= least_grads:  # the same on every rank
+            if buckets[k] > 0.0 or c.expert_bucket > 0.0:
+                if c.expert_bucket < 0.0 and buckets[k] <= least_grads:  # the same on every rank
                     most = low + staged[k, 0]
                 else:
                     most = 0.0
@@ -236,6 +235,4 @@ def _fill_traffic(buckets, net, c, leads, dense, expert, z, plain, terms):
         plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
         plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
         for k in range(buckets.size):
-            pieces = pieces_of(c.grad_bytes * (d + e), buckets[k])
-            terms[k, n, 0], terms[k, n, 1] = bucket_terms(grad_s, grad_latency, pieces)
-            terms[k, n, 2], terms[k, n, 3] = bucket_terms(gather_s, gather_latency, pieces)
+            terms[k, n, 0], terms[k, n, 1], terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)

@@ -25,7 +25,7 @@ from estimator.strategy import Strategy
 from estimator.workload import Workload
 from hardware.catalog import cluster, system_from_mapping
 from hardware.system import SystemSpec
-from search.axes import axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
+from search.axes import OPEN, axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, parse_scalar, read_document
@@ -91,13 +91,25 @@ class Space:
 
     @property
     def raw_size(self) -> int:
-        """Points before any rule: the product of the axes and the systems."""
+        """Points before any rule: the product of the axes and the systems. An open axis counts once."""
         return math.prod(len(values) for values in self.axes.values()) * len(self.systems)
+
+    @property
+    def open_axes(self) -> tuple[str, ...]:
+        """Axes that are left to a sampler."""
+        return tuple(name for name, values in self.axes.items() if OPEN in values)
 
     @property
     def is_point(self) -> bool:
         """Whether it is a configuration."""
-        return self.raw_size == 1
+        return self.raw_size == 1 and not self.open_axes
+
+    def refuse_open(self) -> None:
+        """SpaceError where an axis is left to a sampler: such a space has points, but no list of them."""
+        if self.open_axes:
+            where = ", ".join(f"strategy.{name}" for name in self.open_axes)
+            remedy = f"'{OPEN.value}' leaves it to a sampler: use --sampler nsga2, or give values"
+            raise SpaceError(f"{self.name}: {where}: {remedy}")
 
     @property
     def system(self) -> SystemSpec:
@@ -108,6 +120,7 @@ class Space:
 
     def strategy(self) -> Strategy:
         """The one strategy of a configuration; SpaceError names the axes that have more."""
+        self.refuse_open()
         wide = [f"{name} ({len(values)} values)" for name, values in self.axes.items() if len(values) != 1]
         if wide:
             raise SpaceError(f"{self.name}: strategy: a configuration has one value per key; got {', '.join(wide)}")
@@ -323,7 +336,8 @@ def _options(document: Document) -> SearchOptions:
 
 def _references(document: Document, axes: Mapping[str, tuple[object, ...]]) -> dict[str, Strategy]:
     """Named points. They take the space's fixed values, and Strategy's defaults where the space is open."""
-    base = axis_values(Strategy()) | {name: values[0] for name, values in axes.items() if len(values) == 1}
+    fixed = {name: values[0] for name, values in axes.items() if len(values) == 1 and OPEN not in values}
+    base = axis_values(Strategy()) | fixed
     found = {}
     for name in document.mapping(("reference",)):
         if not NAME.fullmatch(name):

@@ -13,23 +13,20 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from estimator.build import build
 from estimator.compose import Constants, Tables
-from estimator.graph import BlockKind
-from estimator.model import ModelSpec
-from estimator.rules import RULES, Case, check, explain, paired
+from estimator.rules import RULES, Case, check, explain
 from estimator.span import CODES
 from estimator.step import distinct
-from estimator.strategy import Module, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import Recompute, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, read_only
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
 from search.expression import Expression, strategy_values
+from search.idle import drop_repeats, effective, refused_overlaps, shares_weights, without_idle_options
 from search.objective import conjuncts
 from search.space import Space
 from search.worlds import (
@@ -49,10 +46,12 @@ __all__ = ["enumerate_space", "strategy_at", "structure_filters"]
 CHUNK = 1 << 18  # grid points that are checked at a time: a few tens of MB of masks
 OF_STRUCTURE = frozenset({*SIZES, *WORLD_AXES, "schedule", "dp", "num_micro_batches", "num_gpus"})
 Columns = dict[str, np.ndarray]
+BLOCK = Recompute(kind=RecomputeKind.BLOCK)
 
 
 def enumerate_space(space: Space) -> Enumeration:
-    """Legal structures of a space, each priced row once. Raises ValueError where the product exceeds 62 bits."""
+    """Legal structures of a space, each priced row once. ValueError: more than 62 bits of them, or an open axis."""
+    space.refuse_open()
     if space.raw_size >= 2**62:
         raise ValueError(f"the product of the axes must stay below 2^62, but is {space.raw_size:.3g}; shorten an axis")
     maker = _Maker(space)
@@ -82,40 +81,10 @@ def strategy_at(space: Space, index: int) -> tuple[SystemSpec, Strategy]:
         index, place = divmod(index, len(space.axes[axis.name]))
         values[axis.name] = space.axes[axis.name][place]
     values["recompute"] = effective(space.model, values["recompute"])
-    if values["recompute"].kind is not RecomputeKind.BLOCK:
+    if values["recompute"].kind is not RecomputeKind.BLOCK or values["recompute_per_chunk"] is not None:
         values["recompute_layers"] = 0
     system = space.systems[index]
-    return system, _without_idle_options(strategy_of(values), system)
-
-
-def _without_idle_options(s: Strategy, system: SystemSpec) -> Strategy:
-    """A scalar strategy with options that change nothing written as off: what a person would launch."""
-    dp = system.num_chips // (s.tp * s.cp * s.pp)
-    shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1 or s.schedule is Schedule.DUALPIPE
-    off: dict[str, int] = {}
-    off |= {"overlap_tp": 0} if s.tp == 1 else {}
-    off |= {"overlap_ep": 0} if s.ep == 1 else {}
-    off |= {"overlap_pp": 0} if s.pp == 1 else {}
-    off |= {"overlap_dp": 0, "zero_stage": 0} if not shared else {}
-    dp_overlap = off.get("overlap_dp", s.overlap.dp)
-    off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
-    return s.with_sizes(off)
-
-
-def effective(model: ModelSpec, choice: Recompute) -> Recompute:
-    """A recompute choice without the modules that a model lacks."""
-    if choice.kind is not RecomputeKind.SELECTIVE:
-        return choice
-    modules = choice.modules & _modules(model)
-    return Recompute(kind=RecomputeKind.SELECTIVE, modules=modules) if modules else Recompute()
-
-
-@lru_cache(maxsize=256)
-def _modules(model: ModelSpec) -> frozenset[Module]:
-    """Recompute modules that this model has."""
-    blocks = [block for kind, block in build(model, 2).blocks.items() if kind is not BlockKind.HEAD]
-    names = {name for block in blocks for op in block.ops for name in op.modules}
-    return frozenset(module for module in Module if module.value in names)
+    return system, without_idle_options(space.model, strategy_of(values), system)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +146,8 @@ class _Maker:
         for chosen in itertools.product(*(range(len(axes[name])) for name in WORLD_AXES)):
             places = dict(zip(WORLD_AXES, chosen, strict=True))
             strategy = strategy_of({name: axes[name][i] for name, i in places.items()})
+            if strategy.recompute_per_chunk is not None:
+                strategy = replace(strategy, recompute=BLOCK)  # whatever else the space asks is refused as an option
             base = s * self.steps["system"] + sum(i * self.steps[name] for name, i in places.items())
             yield from self._world(s, strategy, base, places)
 
@@ -197,20 +168,26 @@ class _Maker:
         sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)  # as rules.Case has it
         net_of, nets = distinct(sizes, NET_SIZES)
         tables = _with_corner(builder.tables(rows, nets))
-        self.worlds.append(World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder)))
+        self.worlds.append(
+            World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder, strategy))
+        )
         yield {**joined, "world": np.full(len(row_of), len(self.worlds) - 1), "row": row_of, "net": net_of}
 
-    def _choices(self, builder: TableBuilder) -> Choices:
+    def _choices(self, builder: TableBuilder, strategy: Strategy) -> Choices:
         steps, options = self.steps, self.options
-        plain = [(choice_index(builder.choices, c), place * steps["recompute"]) for c, place in options.plain]
-        layers = options.layers if options.block is not None else ()
+        per_chunk = strategy.recompute_per_chunk is not None
+        kinds = () if per_chunk else options.plain
+        plain = [(choice_index(builder.choices, c), place * steps["recompute"]) for c, place in kinds]
+        # What chunks recompute by themselves is their first layer (estimator/layout.py), whatever the depths say.
+        layers = () if options.block is None else ((1, 0),) if per_chunk else options.layers
         start = (options.block or 0) * steps["recompute"]
         buckets = [_number(b) for b in self.space.axes["bucket_bytes"]]
         return Choices(
             plain=np.array(plain, dtype=np.int64).reshape(-1, 2),
-            plain_recomputes=tuple(c for c, _ in options.plain),
+            plain_recomputes=tuple(c for c, _ in kinds),
             block_layers=np.array([n for n, _ in layers], dtype=np.int64),
             block_ids=np.array([start + place * steps["recompute_layers"] for _, place in layers], dtype=np.int64),
+            told_layers=np.array([0 if per_chunk else n for n, _ in layers], dtype=np.int64),
             buckets=np.array(buckets, dtype=np.float64),
             bucket_ids=np.arange(len(buckets), dtype=np.int64) * steps["bucket_bytes"],
         )
@@ -230,7 +207,7 @@ class _Maker:
             case = Case.of(self.space.model, strategy.with_sizes(sizes), system, self.space.workload)
             kept = self._legal(case, places)
             if kept.size:
-                rows = self._rows(case, kept, np.asarray(ids), builder)
+                rows = self._rows(case, kept, np.asarray(ids), builder, places)
                 if len(rows["id"]):
                     yield rows
 
@@ -259,12 +236,14 @@ class _Maker:
     def _repeats(self, case: Case, places: dict[str, int], ok: np.ndarray) -> np.ndarray:
         """Points that an earlier value of an axis stands for.
 
-        Without effect are sequence parallelism at tp 1, the kind of cp at cp 1, the order of ranks at pp 1 or dp 1.
+        Without effect are sequence parallelism and pieces of its traffic at tp 1, the kind of cp at cp 1, the order of
+        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share.
         """
         repeats = np.zeros_like(ok)
         alone = {
             "sequence_parallel": case.tp == 1, "context_parallel": case.cp == 1,
-            "rank_order": (case.pp == 1) | (case.dp == 1),
+            "rank_order": (case.pp == 1) | (case.dp == 1), "tp_chunks": case.tp == 1,
+            "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
             idle = np.flatnonzero(ok & has_no_effect)
@@ -275,18 +254,21 @@ class _Maker:
                 repeats[idle] |= check(Case(mine.model, strategy, mine.system, mine.workload, mine.sizes)) == 0
         return repeats
 
-    def _rows(self, case: Case, kept: np.ndarray, ids: np.ndarray, builder: TableBuilder) -> Columns:
+    def _rows(
+        self, case: Case, kept: np.ndarray, ids: np.ndarray, builder: TableBuilder, chosen: dict[str, int]
+    ) -> Columns:
         s = {name: values[kept] for name, values in case.sizes.items()}
         schedule = case.strategy.schedule
         place_of, places = distinct(s, ("pp", "vpp"))
         layouts = [builder.layout(schedule, int(p), int(v)) for p, v in zip(places["pp"], places["vpp"], strict=True)]
         depths = np.array([builder.depth(i) for i in layouts])[place_of]
-        shared = (s["dp"] * s["cp"] * s["copies"] > 1) | (s["edp"] > 1)
-        refuses = _refused_overlaps(case.strategy, s)
+        shared, per_chunk = shares_weights(s), case.strategy.recompute_per_chunk is not None
+        refuses = refused_overlaps(case.strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
-        num_blocks = self._num_blocks(depths)
-        legal = self._count(flags, zero, num_blocks)
-        self._count_options(len(kept), refuses, int(legal.sum()))
+        drop_repeats(chosen, s, shared, flags, zero)
+        num_blocks = self._num_blocks(depths, per_chunk=per_chunk)
+        legal = self._count(flags, zero, num_blocks, num_plain=0 if per_chunk else len(self.options.plain))
+        self._count_options(len(kept), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
             "layout": np.array(layouts, dtype=np.int64)[place_of], "schedule": np.full(len(kept), CODES[schedule]),
             "pp": s["pp"].astype(np.int64), "vpp": s["vpp"].astype(np.int64),
@@ -314,32 +296,35 @@ class _Maker:
         zero[~shared, 0] = 0
         return zero
 
-    def _num_blocks(self, depths: np.ndarray) -> np.ndarray:
+    def _num_blocks(self, depths: np.ndarray, *, per_chunk: bool) -> np.ndarray:
         """Depths of block recompute that differ: those below the deepest chunk, and one that covers it.
 
-        Full recompute, where it is a choice, stands for the covering one unless it recomputes MTP as well.
+        Full recompute, where it is a choice, stands for the covering one unless it recomputes MTP as well. Where each
+        chunk has its own number, the depths do not matter.
         """
-        if self.options.block is None:
-            return np.zeros(len(depths), dtype=np.int64)
+        if self.options.block is None or per_chunk:
+            return np.full(len(depths), int(self.options.block is not None), dtype=np.int64)
         layers = np.array([n for n, _ in self.options.layers], dtype=np.int64)
         below = np.searchsorted(layers, depths, side="left")
         full = any(c.kind is RecomputeKind.FULL for c, _ in self.options.kinds)
         covers = (below < len(layers)) & (not full or self.space.model.num_mtp_layers > 0)
         return np.asarray(below + covers, dtype=np.int64)
 
-    def _count(self, flags: np.ndarray, zero: np.ndarray, num_blocks: np.ndarray) -> np.ndarray:
+    def _count(self, flags: np.ndarray, zero: np.ndarray, num_blocks: np.ndarray, num_plain: int) -> np.ndarray:
         """Candidates per structure: recompute x overlaps x (ZeRO and DP options, buckets where they act)."""
         on = flags >= 0
         ways = on[:, :3].sum(axis=2).prod(axis=1)
         stages, low = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1)
         buckets = self.options.lengths["bucket_bytes"]
         state = on[:, 3, 0] * stages + on[:, 3, 1] * (low * buckets + (zero[:, 3] >= 0))
-        return np.asarray((len(self.options.plain) + num_blocks) * ways * state, dtype=np.int64)
+        return np.asarray((num_plain + num_blocks) * ways * state, dtype=np.int64)
 
-    def _count_options(self, num: int, refuses: Columns, legal: int) -> None:
+    def _count_options(self, num: int, refuses: Columns, legal: int, *, per_chunk: bool) -> None:
         """Split what is not legal under `num` legal structures into rules, in their order, and repetitions."""
         n, options = self.options.lengths, self.options
         bad = options.zeros if options.block is not None else 0
+        if per_chunk:  # any kind but block
+            bad = (n["recompute"] - (options.block is not None)) * n["recompute_layers"]
         rest = options.total // (n["recompute"] * n["recompute_layers"])
         good = (n["recompute"] * n["recompute_layers"] - bad) * rest
         tp, ep = (good // n[f"overlap_{name}"] * options.flags_on[name] for name in ("tp", "ep"))
@@ -365,15 +350,6 @@ def _with_corner(tables: Tables) -> Tables:
     again = np.concatenate([tables.again, tables.again.min(axis=1, keepdims=True)], axis=1)
     # Whole numbers of a recipe are int or float as it was written; jitted code is compiled for each mixture anew.
     return read_only(tables._replace(again=again, constants=Constants(*(float(x) for x in tables.constants))))
-
-
-def _refused_overlaps(strategy: Strategy, s: Columns) -> Columns:
-    """Structures that refuse overlap of tp, of ep: rules overlap_tp and overlap_ep."""
-    side_by_side = (paired(strategy.schedule) | (s["pp"] == 1)) & (s["num_micro_batches"] >= 2)
-    return {
-        "tp": (s["tp"] > 1) & np.logical_not(strategy.sequence_parallel),
-        "ep": (s["ep"] > 1) & np.logical_not(side_by_side),
-    }
 
 
 def _number(value: object) -> int:

@@ -252,9 +252,9 @@ class SweepWorker:
         return Options(
             plain=np.array(c.plain), plain_codes=np.array(codes, dtype=np.float64),
             block_layers=np.array(c.block_layers), block_ids=np.array(c.block_ids),
-            block_code=text_code(RecomputeKind.BLOCK.value), buckets=np.array(c.buckets),
-            bucket_ids=np.array(c.bucket_ids), corner=world.tables.again.shape[1] - 1, use_step=step,
-            use_memory=memory,
+            told_layers=np.array(c.told_layers), block_code=text_code(RecomputeKind.BLOCK.value),
+            buckets=np.array(c.buckets), bucket_ids=np.array(c.bucket_ids), corner=world.tables.again.shape[1] - 1,
+            use_step=step, use_memory=memory,
         )  # fmt: skip
 
     def _scale(self, world: World) -> np.ndarray:

@@ -19,7 +19,8 @@ from search.space import Space
 __all__ = ["FLAGS", "OPTION_AXES", "SIZES", "WORLD_AXES", "Choices", "Enumeration", "Structures", "World", "steps_of"]
 
 SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-WORLD_AXES = ("sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout", "optimizer")
+WORLD_AXES = ("sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout",
+              "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "optimizer")  # fmt: skip
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
 FLAGS = ("tp", "ep", "pp", "dp")
@@ -43,13 +44,15 @@ class Choices:
     """The option axes of one world, as arrays for jitted code; ids are what an option adds to a candidate's id.
 
     `plain` [n, 2]: index into the recompute axis of the tables, id; `plain_recomputes`: the same choices.
-    `block_layers`, `block_ids`: layers of block recompute, ascending. `buckets`, `bucket_ids`: bytes, in axis order.
+    `block_layers`, `block_ids`: layers of block recompute, ascending; `told_layers`: what constraints see of them, 0
+    where each chunk recomputes its own number. `buckets`, `bucket_ids`: bytes, in axis order.
     """
 
     plain: np.ndarray
     plain_recomputes: tuple[Recompute, ...]
     block_layers: np.ndarray
     block_ids: np.ndarray
+    told_layers: np.ndarray
     buckets: np.ndarray
     bucket_ids: np.ndarray
 

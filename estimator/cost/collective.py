@@ -33,14 +33,14 @@ WIRE = {
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """seconds = per_byte * V + latency_s."""
+    """seconds = per_byte * V + latency_s, which every piece pays."""
 
     per_byte: Array
     latency_s: Array
 
-    def seconds(self, nbytes: Array) -> Array:
-        """Seconds for a buffer of that many bytes."""
-        return self.per_byte * nbytes + self.latency_s
+    def seconds(self, nbytes: Array, pieces: int = 1) -> Array:
+        """Seconds for a buffer of that many bytes, sent in equal pieces one after the other."""
+        return self.per_byte * nbytes + pieces * self.latency_s
 
 
 def collective(

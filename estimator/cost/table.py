@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from estimator.cost.collective import Linear, collective
+from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, side
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
@@ -23,11 +25,6 @@ from estimator.strategy import Recompute, Strategy
 from hardware.system import SystemSpec
 
 __all__ = ["Again", "Base", "PriceTable", "price_table"]
-
-SLOWDOWN = 0.15  # share of a chip that hidden traffic takes: 20 of 132 SMs (DeepSeek-V3, arXiv:2412.19437, sec. 3.2.2)
-TP_CHUNKS = (
-    4  # pieces of a GEMM overlapped with its collective; the first piece is exposed (Transformer Engine splits by 4)
-)
 
 
 class Base(IntEnum):
@@ -101,7 +98,7 @@ def price_table(
     chosen = [recompute(graph, choice) for choice in recomputes]
     for k, kind in enumerate(kinds):
         block = graph.blocks[kind]
-        priced: dict[str, Price] = {}
+        priced: dict[str, _Priced] = {}
         for column, value in pricer.base(block, priced).items():
             base[:, k, column] = value
         kept_all, transient = pricer.saved_bytes(block), pricer.transient_bytes(block)
@@ -113,6 +110,13 @@ def price_table(
     return PriceTable(kinds=kinds, recomputes=recomputes, base=base, again=again, hop_bytes=hop, buffer_bytes=buffers)
 
 
+class _Priced(NamedTuple):
+    """Price of an op, and its seconds in the pieces that overlap cuts it into."""
+
+    price: Price
+    cut_s: Array
+
+
 @dataclass(frozen=True, slots=True)
 class _Pricer:
     strategy: Strategy
@@ -121,7 +125,7 @@ class _Pricer:
     backends: tuple[Backend, ...]
     costs: dict[tuple[Traffic, Group, float, int], Linear] = field(default_factory=dict)
 
-    def base(self, block: Block, priced: dict[str, Price]) -> dict[Base, Array]:
+    def base(self, block: Block, priced: dict[str, _Priced]) -> dict[Base, Array]:
         phases = {p: self._phase(block, p, priced) for p in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD)}
         out: dict[Base, Array] = {}
         for first, phase in ((Base.F_COMP, Phase.FORWARD), (Base.B_COMP, Phase.BACKWARD)):
@@ -137,7 +141,7 @@ class _Pricer:
             out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
         return out
 
-    def again(self, block: Block, priced: dict[str, Price], kept_all: Array, transient: Array) -> dict[Again, Array]:
+    def again(self, block: Block, priced: dict[str, _Priced], kept_all: Array, transient: Array) -> dict[Again, Array]:
         """Columns of one recompute choice; an op that runs again costs what its first run did."""
         phase = self._phase(block, Phase.RECOMPUTE, priced)
         out: dict[Again, Array] = {Again(i): value for i, value in enumerate(phase.seconds())}
@@ -151,24 +155,40 @@ class _Pricer:
             out[Again[f"{source.upper()}_S"]] = phase.by_source.get(source, 0.0)
         return out
 
-    def _phase(self, block: Block, phase: Phase, priced: dict[str, Price]) -> _PhaseSeconds:
+    def _phase(self, block: Block, phase: Phase, priced: dict[str, _Priced]) -> _PhaseSeconds:
         """The ops of one phase; `priced` [op name] collects forward prices and gives them to recompute."""
+        chunks = self.strategy.tp_chunks
         total = _PhaseSeconds(self.strategy.tp, self.strategy.cp, self.system.chip.launch_s)
+        cut = cuts(block.of_phase(phase), chunks)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
+                if op.partners:
+                    total.add_fused(op, self.traffic_seconds(op, pieces(op, chunks)), pieces(op, chunks))
                 continue
             if phase is Phase.RECOMPUTE:
-                p = priced[op.name]
+                p, cut_s = priced[op.name]
             else:
                 p = price(op, block, self.system.chip, self.recipe, self.backends)
+                cut_s = self.cut_seconds(op, block, p.seconds, cut[op.name]) if op.name in cut else p.seconds
                 if phase is Phase.FORWARD:
-                    priced[op.name] = p
-            total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0)
+                    priced[op.name] = _Priced(p, cut_s)
+            total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0, cut_s)
         return total
 
-    def traffic_seconds(self, op: Op) -> Array:
-        """Seconds of one collective op."""
+    def cut_seconds(self, op: Op, block: Block, whole: Array, num: int) -> Array:
+        """Seconds of a GEMM in `num` pieces of equally many rows, one after the other.
+
+        Never less than whole: the tile model fills a last wave by splitting k only where it is the first.
+        """
+        if num == 1 or (isinstance(self.strategy.tp, float | int) and self.strategy.tp == 1):
+            return whole
+        rows, *others = op.dims
+        piece = op.but(dims=(rows._replace(size=rows.size / num), *others))
+        return larger(num * price(piece, block, self.system.chip, self.recipe, self.backends).seconds, whole)
+
+    def traffic_seconds(self, op: Op, num: int = 1) -> Array:
+        """Seconds of one collective op in `num` pieces, one after the other."""
         assert op.collective is not None
         assert op.group is not None
         if op.collective is Traffic.COPY:
@@ -179,7 +199,7 @@ class _Pricer:
             self.costs[key] = collective(
                 op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
             )
-        return self.costs[key].seconds(op.payload)
+        return self.costs[key].seconds(op.payload, num)
 
     def group(self, group: Group) -> tuple[Array, Array]:
         """Size and rank stride: tp, cp, dp, pp from the inside out; etp, ep, edp fold over the same ranks."""
@@ -236,19 +256,22 @@ class _PhaseSeconds:
         self.tp, self.cp, self.launch_s = tp, cp, launch_s
         self.compute: Array = 0.0
         self.gemm: Array = 0.0  # GEMMs beside tensor-parallel collectives
+        self.gemms: dict[str, tuple[Array, Array]] = {}  # their seconds, whole and cut
+        self.fused: dict[tuple[str, ...], tuple[Array, Array]] = {}  # traffic of their collectives: exposed, hidden
         self.attention: Array = 0.0
         self.flops: Array = 0.0
         self.num_kernels = 0
         self.traffic: dict[tuple[Group, bool], Array] = {}
         self.by_source: dict[str, Array] = {}
 
-    def add_compute(self, op: Op, seconds: Array, source: str, flops: Array) -> None:
+    def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
         self.compute = self.compute + seconds
         self.flops = self.flops + flops
         self.num_kernels += 1
         self.by_source[source] = self.by_source.get(source, 0.0) + seconds
         if op.kind is OpKind.MATMUL and is_tensor_parallel(op.dims):
             self.gemm = self.gemm + seconds
+            self.gemms[op.name] = (seconds, cut_s)
         if op.kind in CORE_KINDS:
             self.attention = self.attention + seconds
 
@@ -257,11 +280,25 @@ class _PhaseSeconds:
         key = (op.group, bool(op.beside))
         self.traffic[key] = self.traffic.get(key, 0.0) + seconds
 
+    def add_fused(self, op: Op, seconds: Array, num: int) -> None:
+        """Traffic in `num` pieces beside its partners; collectives of the same partners share them."""
+        piece = 0.0 if side(op) is Side.WHOLE else seconds / num
+        exposed, hidden = self.fused.get(op.partners, (0.0, 0.0))
+        self.fused[op.partners] = (exposed + piece, hidden + (seconds - piece))
+
+    def fused_seconds(self) -> Array:
+        """What overlapped tensor-parallel collectives add to their GEMMs; partners of another phase hide nothing."""
+        total: Array = 0.0
+        for names, (exposed, hidden) in self.fused.items():
+            here = [self.gemms[name] for name in names if name in self.gemms]
+            whole, cut = sum((w for w, _ in here), 0.0), sum((c for _, c in here), 0.0)
+            total = total + added_seconds(whole, cut, exposed, hidden) * (self.tp > 1)
+        return total
+
     def seconds(self) -> tuple[Array, ...]:
         """Exposed seconds by cause, in the order of Base.F_COMP to F_EP1.
 
-        Hidden traffic takes SLOWDOWN of the chip while it runs, so an overlapped pair takes
-        max(compute + SLOWDOWN * traffic, traffic). The windows of TP and EP traffic are disjoint.
+        TP traffic hides under the GEMMs that it is fused with, EP traffic under the rest: disjoint windows.
         """
         get = self.traffic.get
         tp, ep = get((Group.TP, True), 0.0), get((Group.EP, True), 0.0)
@@ -270,7 +307,6 @@ class _PhaseSeconds:
         rest = self.compute - window
         # A ring pass hides under the attention of the blocks at hand: all but the first of cp steps.
         ring = larger(get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
-        first = tp / TP_CHUNKS
         # The device waits for the host where launches take longer than the kernels they start.
         host = larger(self.num_kernels * self.launch_s - self.compute, 0.0)
         return (
@@ -278,12 +314,7 @@ class _PhaseSeconds:
             host,
             ring + get((Group.CP, False), 0.0),
             tp + tp_fixed,
-            _beside(window, tp - first) + first + tp_fixed,
+            self.fused_seconds() + tp_fixed,
             ep + ep_fixed,
-            _beside(rest, ep) + ep_fixed,
+            beside(rest, ep) + ep_fixed,
         )
-
-
-def _beside(window: Array, traffic: Array) -> Array:
-    """What overlapped traffic adds to the seconds of its window."""
-    return larger(window + SLOWDOWN * traffic, traffic) - window

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from estimator.cost.overlap import Side, pieces, side
 from estimator.cost.price import price
-from estimator.cost.table import TP_CHUNKS
 from estimator.detail.lifetimes import Lives, lifetimes
 from estimator.detail.script import Lane, Script
 from estimator.detail.traffic import transfer_of
@@ -74,11 +74,11 @@ class BlockWriter:
         if self.strategy.overlap.tp and self.strategy.tp > 1 and op.kind in {OpKind.MATMUL, OpKind.COLLECTIVE}:
             if _goes_in_pieces(op):
                 end = _run(ops, at + 1, lambda o: o.kind in CAST and o.inputs == ops[at + 1].inputs)
-                if op.collective is Traffic.ALL_GATHER and end > at + 1:
+                if side(op) is Side.AHEAD and end > at + 1:
                     return self._ahead(script, ops, at, end, category)
             else:
                 end = _run(ops, at, lambda o: o.kind in CAST and o.outputs == op.outputs)
-                if end < len(ops) and _goes_in_pieces(ops[end]) and _base(ops[end]) in map(_base, ops[at:end]):
+                if end < len(ops) and _goes_in_pieces(ops[end]) and side(ops[end]) is Side.BEHIND:
                     return self._behind(script, ops, at, end, category)
         if op.kind is OpKind.COLLECTIVE:
             self._transfer(script, op, _shield(op, self.strategy))
@@ -91,11 +91,12 @@ class BlockWriter:
         work = [op for op in ops[at + 1 : end] if op.phase is not Phase.WEIGHT_GRAD]
         weights = [op for op in ops[at + 1 : end] if op.phase is Phase.WEIGHT_GRAD]
         arrived = done = list(script.tail)
-        for piece in range(TP_CHUNKS):
-            arrived = [self._transfer(script, ops[at], Shield.GEMM, after=arrived, pieces=TP_CHUNKS)]
+        num = pieces(ops[at], self.strategy.tp_chunks)
+        for piece in range(num):
+            arrived = [self._transfer(script, ops[at], Shield.GEMM, after=arrived, pieces=num)]
             done = [*done, *arrived]
             for op in work:
-                done = [self._compute(script, op, category, after=done, pieces=TP_CHUNKS, piece=piece)]
+                done = [self._compute(script, op, category, after=done, pieces=num, piece=piece)]
         for op in weights:
             done = [self._compute(script, op, category, after=done)]
         script.tail = done
@@ -107,16 +108,17 @@ class BlockWriter:
         Weight gradients wait for that gather, and run while the last pieces are reduced.
         """
         reduce, stop = ops[end], end + 1
-        is_twin = stop < len(ops) and _goes_in_pieces(ops[stop]) and _base(ops[stop]) == _base(reduce)
+        is_twin = stop < len(ops) and ops[stop].partners == reduce.partners and side(ops[stop]) is Side.WHOLE
         work = [op for op in ops[at:end] if op.phase is not Phase.WEIGHT_GRAD]
         weights = [op for op in ops[at:end] if op.phase is Phase.WEIGHT_GRAD]
         done = list(script.tail)
         gathered = [self._transfer(script, ops[stop], Shield.GEMM, after=done)] if is_twin else []
         reduced: list[int] = []
-        for piece in range(TP_CHUNKS):
+        num = pieces(reduce, self.strategy.tp_chunks)
+        for piece in range(num):
             for op in work:
-                done = [self._compute(script, op, category, after=done, pieces=TP_CHUNKS, piece=piece)]
-            reduced = [self._transfer(script, reduce, Shield.GEMM, after=[*done, *reduced], pieces=TP_CHUNKS)]
+                done = [self._compute(script, op, category, after=done, pieces=num, piece=piece)]
+            reduced = [self._transfer(script, reduce, Shield.GEMM, after=[*done, *reduced], pieces=num)]
         for op in weights:
             done = [self._compute(script, op, category, after=[*done, *gathered])]
             gathered = []
@@ -144,7 +146,7 @@ class BlockWriter:
                     arrived = [self._transfer(script, op, Shield.ATTENTION, after=arrived, pieces=cp - 1)]
             for op in core:
                 after = [*done, *arrived] if part else done
-                done = [self._compute(script, op, category, after=after, pieces=cp, piece=part, scaled=True)]
+                done = [self._compute(script, op, category, after=after, pieces=cp, piece=part, whole=True)]
         script.tail = done
         return end
 
@@ -152,18 +154,23 @@ class BlockWriter:
 
     def _compute(
         self, script: Script, op: Op, category: Category, *, after: list[int] | None = None, pieces: int = 1,
-        piece: int = 0, scaled: bool = False,
+        piece: int = 0, whole: bool = False,
     ) -> int:  # fmt: skip
-        """One op, or one of `pieces` parts of its rows. `scaled`: parts that take their share of the whole's time."""
-        scaled = scaled or op.kind is not OpKind.MATMUL
-        part = op if pieces == 1 or scaled else _cut_rows(op, pieces)
-        priced = part.but(phase=Phase.FORWARD) if op.phase is Phase.RECOMPUTE else part
-        seconds = float(price(priced, self.block, self.system.chip, self.recipe).seconds)
+        """One op, or one of `pieces` parts: of a GEMM, of its rows, where tiles show; `whole`: a share of its time."""
+        seconds = self._seconds(op) / pieces
+        if pieces > 1 and op.kind is OpKind.MATMUL and not whole:
+            rows, *rest = op.dims
+            seconds = max(self._seconds(op.but(dims=(rows._replace(size=rows.size / pieces), *rest))), seconds)
         alloc, free = self.lives.get((op.phase, op.name), (0.0, 0.0))
         return script.compute(
-            op.name, seconds / pieces if scaled else seconds, category, launch_s=self.system.chip.launch_s, after=after,
+            op.name, seconds, category, launch_s=self.system.chip.launch_s, after=after,
             alloc=alloc if piece == 0 else 0.0, free=free if piece == pieces - 1 else 0.0,
         )  # fmt: skip
+
+    def _seconds(self, op: Op) -> float:
+        """Of an op by itself; one that runs again costs what its first run did."""
+        priced = op.but(phase=Phase.FORWARD) if op.phase is Phase.RECOMPUTE else op
+        return float(price(priced, self.block, self.system.chip, self.recipe).seconds)
 
     def _transfer(
         self, script: Script, op: Op, shield: Shield, *, after: list[int] | None = None, pieces: int = 1
@@ -178,12 +185,6 @@ class BlockWriter:
         )
 
 
-def _cut_rows(op: Op, pieces: int) -> Op:
-    """One of `pieces` parts of a GEMM's rows."""
-    rows, *rest = op.dims
-    return op.but(dims=(rows._replace(size=rows.size / pieces), *rest))
-
-
 def _run(ops: Sequence[Op], at: int, belongs: Callable[[Op], bool]) -> int:
     """End of the run of ops from `at` on that belong."""
     while at < len(ops) and belongs(ops[at]):
@@ -193,20 +194,11 @@ def _run(ops: Sequence[Op], at: int, belongs: Callable[[Op], bool]) -> int:
 
 def _goes_in_pieces(op: Op) -> bool:
     """Whether a collective is cut up with GEMMs where tensor-parallel traffic overlaps."""
-    return op.kind is OpKind.COLLECTIVE and op.group is Group.TP and op.beside == "gemm"
+    return bool(op.partners)
 
 
 def _is_ring(op: Op) -> bool:
     return op.collective is Traffic.RING and op.beside == "attention"
-
-
-def _base(op: Op) -> str:
-    """The GEMM that an op was made for: `q_proj` of `q_proj.gather.grad1` and of `q_proj.weight_grad`."""
-    for mark in (".gather", ".reduce", ".weight_grad", ".quantize", ".grad"):
-        head, found, _ = op.name.partition(mark)
-        if found:
-            return head
-    return op.name
 
 
 def _shield(op: Op, s: Strategy) -> Shield:

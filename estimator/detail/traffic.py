@@ -15,7 +15,7 @@ from estimator.cost.collective import (
     point_to_point_loads,
     tier_loads,
 )
-from estimator.cost.table import SLOWDOWN
+from estimator.cost.overlap import SLOWDOWN
 from estimator.op import Group, Op, Traffic
 from estimator.strategy import Strategy
 from estimator.tables import NET_SIZES, gradient_groups, group_costs
@@ -51,7 +51,10 @@ def transfer_of(op: Op, s: Strategy, system: SystemSpec, pieces: int = 1) -> Tra
         op.collective, system, system.members(float(size), float(stride)), fanout=op.fanout,
         max_domains=op.max_domains,
     )  # fmt: skip
-    return _transfer(cost, float(op.payload) / pieces, loads, 0.0 if op.collective is Traffic.RING else SLOWDOWN)
+    if op.collective is Traffic.RING:  # its parts are the hops round the ring, each of which pays its own latency
+        cost = Linear(cost.per_byte, float(cost.latency_s) / pieces)
+        return _transfer(cost, float(op.payload) / pieces, loads, 0.0)
+    return _transfer(cost, float(op.payload) / pieces, loads, SLOWDOWN)
 
 
 def stage_hop(nbytes: float, system: SystemSpec, stride: float) -> Transfer:

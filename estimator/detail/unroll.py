@@ -239,14 +239,14 @@ class _Unroller:
 
 
 def side_by_side(items: Sequence[Pass]) -> list[Pass]:
-    """One more forward ahead, then each forward beside the backward before it.
+    """Each forward of the steady phase beside the backward that followed it: one micro-batch more is in flight.
 
-    So two micro-batches hide each other's expert traffic: Megatron-Core's way, which warms up by one more for it.
+    So two micro-batches hide each other's expert traffic. Megatron-Core warms up by one more forward for it.
     """
     forwards = [item for item in items if item.kind is Kind.F]
     backwards = [item for item in items if item.kind is Kind.BW]
     assert len(forwards) + len(backwards) == len(items), "only plain forwards and backwards run side by side"
-    ahead = min(next(n for n, item in enumerate(items) if item.kind is Kind.BW) + 1, len(forwards))
+    ahead = next(n for n, item in enumerate(items) if item.kind is Kind.BW)
     pairs = [
         Pass(Kind.PAIR, f.chunk, f.micro_batch, b.chunk, b.micro_batch)
         for f, b in zip(forwards[ahead:], backwards, strict=False)

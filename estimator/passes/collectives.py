@@ -30,7 +30,7 @@ def _with_traffic(block: Block, s: Strategy, recipe: PrecisionRecipe) -> Iterato
     for op in block.ops:
         if op.kind is OpKind.MATMUL and _splits_output(op) and op.inputs[0] not in gathered:
             gathered.add(op.inputs[0])
-            yield _gather_input(op, s, recipe)
+            yield _gather_input(block, op, s, recipe)
         if op.kind in CORE_KINDS and not core_done:
             core_done = True
             yield from _context_traffic(block, op, s, recipe)
@@ -55,24 +55,30 @@ def _splits_inner(op: Op) -> bool:
     return op.dims[1].axis in TENSOR_PARALLEL
 
 
-def _comm(op: Op, name: str, collective: Traffic, group: Group, payload: Array, beside: str) -> Op:
+def _comm(
+    op: Op, name: str, collective: Traffic, group: Group, payload: Array, beside: str, partners: tuple[str, ...] = ()
+) -> Op:
     return Op(
         name=f"{op.name}.{name}", kind=OpKind.COLLECTIVE, component=op.component, modules=op.modules,
-        collective=collective, group=group, payload=payload, beside=beside, fanout=op.fanout,
+        collective=collective, group=group, payload=payload, beside=beside, partners=partners, fanout=op.fanout,
         max_domains=op.max_domains,
     )  # fmt: skip
 
 
-def _gather_input(op: Op, s: Strategy, recipe: PrecisionRecipe) -> Op:
+def _gather_input(block: Block, op: Op, s: Strategy, recipe: PrecisionRecipe) -> Op:
+    """The whole input of all GEMMs that read it: q, k and v share one, and so do gate and up."""
     m, k, _ = op.dims
     collective = Traffic.ALL_GATHER if s.sequence_parallel else Traffic.COPY
-    return _comm(op, "gather", collective, Group.TP, m.size * k.size * recipe.nbytes(Role.ACTIVATION), "gemm")
+    readers = (o for o in block.ops if o.kind is OpKind.MATMUL and o.inputs[0] == op.inputs[0] and _splits_output(o))
+    payload = m.size * k.size * recipe.nbytes(Role.ACTIVATION)
+    return _comm(op, "gather", collective, Group.TP, payload, "gemm", tuple(o.name for o in readers))
 
 
 def _reduce_output(op: Op, s: Strategy, recipe: PrecisionRecipe) -> Op:
     m, _, n = op.dims
     collective = Traffic.REDUCE_SCATTER if s.sequence_parallel else Traffic.ALL_REDUCE
-    return _comm(op, "reduce", collective, Group.TP, m.size * n.size * recipe.nbytes(Role.ACTIVATION), "gemm")
+    payload = m.size * n.size * recipe.nbytes(Role.ACTIVATION)
+    return _comm(op, "reduce", collective, Group.TP, payload, "gemm", (op.name,))
 
 
 def _reduce_embedding(block: Block, op: Op, s: Strategy, recipe: PrecisionRecipe) -> Op:

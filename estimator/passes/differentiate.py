@@ -71,5 +71,7 @@ def _dual(op: Op) -> Iterator[Op]:
     again = DUALS[op.collective]
     if op.group is Group.ETP:  # the rows that an etp group shares are kept whole
         again = again[:1]
+    partners = tuple([f"{name}.grad" for name in op.partners])  # the GEMMs of the input gradient
     for i, collective in enumerate(again):
-        yield op.but(name=f"{op.name}.grad{i or ''}", phase=Phase.BACKWARD, collective=collective)
+        dual = op.but(name=f"{op.name}.grad{i or ''}", phase=Phase.BACKWARD, collective=collective, partners=partners)
+        yield dual.but(beside="whole") if i and partners else dual  # no input gradient waits for a second gather

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from estimator.result import column
-from estimator.strategy import RankOrder
+from estimator.strategy import Chunks, RankOrder
 from hardware.units import format_bytes
 from results.pareto import knee, spread
 from results.plan import Plan
@@ -105,7 +105,11 @@ def arithmetic(row: Mapping[str, Any]) -> str:
 def settings(row: Mapping[str, Any]) -> list[str]:
     """The choices beside the degrees, as short phrases; choices that have no effect are left out."""
     overlaps = [axis for axis in ("tp", "dp", "ep", "pp") if row[f"overlap_{axis}"]]
-    layers = f" of {row['recompute_layers']} layers a chunk" if row["recompute"] == "block" else ""
+    per_chunk = row["recompute_per_chunk"]
+    depth = f"{row['recompute_layers']} layers a chunk" if per_chunk == "same" else f"{per_chunk} layers by chunk"
+    layers = f" of {depth}" if row["recompute"] == "block" else ""
+    own_bucket = row["expert_bucket_bytes"] >= 0 and row["overlap_dp"]
+    experts = format_bytes(row["expert_bucket_bytes"]) if row["expert_bucket_bytes"] else "all at once"
     phrases = [
         row["schedule"],
         f"vpp {row['vpp']}" if row["vpp"] != 1 else "",
@@ -117,7 +121,9 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"ranks {row['rank_order']}" if row["rank_order"] != RankOrder.TP_CP_DP_PP.value else "",
         f"recompute {row['recompute']}{layers}",
         f"overlap {'+'.join(overlaps)}" if overlaps else "no overlap",
+        f"tp in {row['tp_chunks']} pieces" if row["overlap_tp"] and row["tp_chunks"] != str(Chunks()) else "",
         f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] and row["overlap_dp"] else "",
+        f"of experts {experts}" if own_bucket else "",
         row["precision"],
         row["optimizer"],
         f"fused: {row['fusion']}",

@@ -111,12 +111,15 @@ def neighbours(point: Point, s: Strategy) -> Iterator[tuple[str, Strategy]]:
     if s.micro_batch > 1:
         yield f"micro_batch {int(s.micro_batch) // 2}", replace(s, micro_batch=int(s.micro_batch) // 2)
     yield f"tp {2 * int(s.tp)}", replace(s, tp=2 * int(s.tp), sequence_parallel=True)
-    yield f"pp {2 * int(s.pp)}", replace(s, pp=2 * int(s.pp), layout=None)
+    yield f"pp {2 * int(s.pp)}", replace(s, pp=2 * int(s.pp), layout=None, recompute_per_chunk=None)
     yield f"cp {2 * int(s.cp)}", replace(s, cp=2 * int(s.cp))
     yield f"ep {2 * int(s.ep)}", replace(s, ep=2 * int(s.ep))
     for schedule in (Schedule.ONE_F_ONE_B, Schedule.ZB_H1):
         if s.schedule is not schedule and s.pp > 1:
-            yield f"schedule {schedule.value}", replace(s, schedule=schedule, vpp=1, layout=None)
+            yield (
+                f"schedule {schedule.value}",
+                replace(s, schedule=schedule, vpp=1, layout=None, recompute_per_chunk=None),
+            )
     for fusion in (Fusion.FLASH_ATTENTION, Fusion.FUSED_LOSS):
         if fusion not in s.fusion:
             yield f"fusion with {fusion.value}", replace(s, fusion=s.fusion | {fusion})
@@ -126,6 +129,7 @@ def _recomputes(point: Point, s: Strategy) -> Iterator[tuple[str, Strategy]]:
     """One module more, block recompute of one layer, half of them or all, and full."""
     if s.recompute.kind is RecomputeKind.FULL:
         return
+    s = replace(s, recompute_per_chunk=None)
     if s.recompute.kind is not RecomputeKind.BLOCK:
         for module in sorted(_modules(point) - s.recompute.modules, key=lambda m: m.value):
             wider = Recompute(kind=RecomputeKind.SELECTIVE, modules=s.recompute.modules | {module})

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.price import BACKENDS, KERNEL_S, MEMORY_TRAFFIC, Roofline, TileModel, price
-from estimator.cost.table import SLOWDOWN, TP_CHUNKS, Again, Base
+from estimator.cost.table import Again, Base
 from estimator.cost.work import work
 from estimator.graph import Block, BlockKind
 from estimator.op import Axis, Component, Dim, Op, OpKind, Phase
@@ -148,15 +149,6 @@ def test_the_device_waits_for_the_host_where_kernels_are_short():
     compute = base(LLAMA, BlockKind.DENSE, Base.F_COMP, seq=1)
     assert short == pytest.approx(num * H100.launch_s - compute, rel=1e-12)
     assert base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=65536) == 0
-
-
-@pytest.mark.parametrize("tp", [2, 8])
-@pytest.mark.parametrize("seq", [256, 4096, 32768])
-def test_overlapped_tensor_parallel_traffic_hides_all_but_its_first_piece_and_never_costs_more(tp, seq):
-    s = Strategy(tp=tp, sequence_parallel=True)
-    for off, on in ((Base.F_TP0, Base.F_TP1), (Base.B_TP0, Base.B_TP1)):
-        exposed, hidden = (base(LLAMA, BlockKind.DENSE, c, s, seq=seq) for c in (off, on))
-        assert exposed / TP_CHUNKS <= hidden <= exposed
 
 
 def test_expert_traffic_beside_compute_costs_at_least_the_share_of_the_chip_it_takes():

@@ -38,7 +38,7 @@ def test_a_folder_of_ones_own_is_used_and_an_unwritable_install_falls_back_to_th
 
 
 def test_a_constant_of_another_file_reaches_cached_code(tmp_path, root):
-    """`beside` lives in compose.py and uses SLOWDOWN of cost/table.py: numba itself would not notice the change."""
+    """`beside` lives in compose.py and uses SLOWDOWN of cost/overlap.py: numba itself would not notice the change."""
     for room in ("estimator", "hardware"):
         shutil.copytree(root / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -50,7 +50,7 @@ def test_a_constant_of_another_file_reaches_cached_code(tmp_path, root):
             subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         )
 
-    table = tmp_path / "estimator" / "cost" / "table.py"
+    overlap = tmp_path / "estimator" / "cost" / "overlap.py"
     first = cost()
-    table.write_text(table.read_text().replace("SLOWDOWN = 0.15", "SLOWDOWN = 0.25"))
+    overlap.write_text(overlap.read_text().replace("SLOWDOWN = 0.15", "SLOWDOWN = 0.25"))
     assert (first, cost()) == (2.15, 2.25)

@@ -8,12 +8,23 @@ import pytest
 
 from estimator.cost.collective import collective
 from estimator.op import Traffic
-from estimator.strategy import ContextParallel, Fusion, Module, Overlap, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import (
+    Chunks,
+    ContextParallel,
+    Fusion,
+    Module,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    Schedule,
+    Strategy,
+)
 from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, SEQ, UNFUSED, WORK, h100, step
 
 ALL = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVATION})
 MIB = 1024**2
 MEMORY = "peak_memory_bytes"
+LONG = {"tp": 4, "sequence_parallel": True, "micro_batch": 16}
 MOE_BASE = {"ep": 8, "sequence_parallel": True}
 
 
@@ -54,8 +65,10 @@ CASES = {
         LLAMA, {"recompute": Recompute.parse("block"), "recompute_layers": 2},
         {"recompute": Recompute.parse("block"), "recompute_layers": 3}, ["recompute_s"], [MEMORY]),
     "overlap of tp": (
-        LLAMA, {"tp": 4, "sequence_parallel": True}, {"tp": 4, "sequence_parallel": True, "overlap": Overlap(tp=1)},
-        [], ["exposed_comm_tp_s", "step_time_s"]),
+        LLAMA, LONG, {**LONG, "overlap": Overlap(tp=1)}, [], ["exposed_comm_tp_s", "step_time_s"]),
+    "more pieces of tp": (
+        LLAMA, {**LONG, "overlap": Overlap(tp=1)},
+        {**LONG, "overlap": Overlap(tp=1), "tp_chunks": Chunks.parse("64")}, ["exposed_comm_tp_s", "step_time_s"], []),
     "overlap of ep": (
         MIXTRAL, MOE_BASE, {**MOE_BASE, "overlap": Overlap(ep=1)}, [], ["exposed_comm_ep_s", "step_time_s"]),
     "overlap of pp": (LLAMA, {"pp": 4}, {"pp": 4, "overlap": Overlap(pp=1)}, [], ["exposed_comm_pp_s", "step_time_s"]),

@@ -37,6 +37,11 @@ OFFENDERS = {
     ),
     "layers": (LLAMA, Strategy(pp=16), r"layers \(8\) must fill pp \* vpp = 16 \* 1 chunks"),
     "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe must suit pp 1, vpp 1"),
+    "recompute_per_chunk": (
+        LLAMA,
+        Strategy(pp=2, recompute=Recompute.parse("block"), recompute_per_chunk=(4, 5)),
+        "from 0 to its layers",
+    ),
     "recompute": (LLAMA, Strategy(recompute=BLOCK), r"recompute_layers \(0\) must be at least 1"),
     "overlap_tp": (LLAMA, Strategy(tp=2, overlap=Overlap(tp=1)), "needs sequence_parallel"),
     "overlap_ep": (MIXTRAL, Strategy(ep=8, overlap=Overlap(ep=1)), "two micro-batches side by side"),

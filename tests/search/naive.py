@@ -16,7 +16,16 @@ import numpy as np
 
 from estimator.rules import Case, check
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, Module, RankOrder, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import (
+    Chunks,
+    ContextParallel,
+    Module,
+    RankOrder,
+    Recompute,
+    RecomputeKind,
+    Schedule,
+    Strategy,
+)
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
 from search.space import Space, parse_space
@@ -75,7 +84,11 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
     if recompute.kind is RecomputeKind.SELECTIVE:
         left = recompute.modules & modules_of(space)
         values["recompute"] = Recompute(kind=RecomputeKind.SELECTIVE, modules=left) if left else Recompute()
-    if recompute.kind is not RecomputeKind.BLOCK:
+    if values["recompute_per_chunk"] is not None:
+        if recompute.kind is not RecomputeKind.BLOCK:
+            return None
+        values["recompute_layers"] = 0
+    elif recompute.kind is not RecomputeKind.BLOCK:
         values["recompute_layers"] = 0
     elif values["recompute_layers"] == 0:
         return None
@@ -85,7 +98,11 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         values |= {"zero_stage": 0, "overlap_dp": 0}
     values |= {f"overlap_{n}": 0 for n, size in (("tp", tp), ("ep", ep), ("pp", pp)) if size == 1}
     if not values["overlap_dp"] or values["zero_stage"] == 3:
-        values["bucket_bytes"] = 0
+        values |= {"bucket_bytes": 0, "expert_bucket_bytes": None}
+    if space.model.moe is None:
+        values["expert_bucket_bytes"] = None
+    if not values["overlap_tp"]:
+        values["tp_chunks"] = Chunks()
     return strategy_of(values)
 
 
@@ -94,7 +111,7 @@ def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
     depth = max(s.layout) if s.layout else math.ceil(space.model.num_layers / (s.pp * s.vpp))
     recompute: Any = s.recompute
     layers = s.recompute_layers
-    if s.recompute.kind is RecomputeKind.BLOCK and layers >= depth:
+    if s.recompute.kind is RecomputeKind.BLOCK and s.recompute_per_chunk is None and layers >= depth:
         # A block that covers every chunk is full recompute, except that it leaves multi-token prediction alone.
         recompute, layers = ("all layers", 0) if space.model.num_mtp_layers else (Recompute.parse("full"), 0)
     split = s.sequence_parallel if s.tp > 1 else False

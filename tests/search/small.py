@@ -85,6 +85,28 @@ SMALL = {
         "rank_order: [tp-cp-pp-dp, tp-cp-dp-pp], recompute: full",
         model="mixtral", chips="32",
     ),
+    "layers recomputed by chunk": space_of(
+        "pp: [1, 2, 4], vpp: [1, 2], schedule: [1f1b, interleaved, zb-h1], recompute: [none, block, full, layernorm], "
+        "recompute_layers: [3, 0, 16, 2], recompute_per_chunk: [[2, 1, 0, 3], null, [16, 0], [3, 3], [0, 0], [32]], "
+        "zero_stage: [0, 1], overlap: {pp: [0, 1], tp: [0, 1]}"
+    ),
+    "layers recomputed by chunk under a constraint": space_of(
+        "pp: 2, layout: [15, 17], recompute: [block, none], recompute_layers: [1, 2], recompute_per_chunk: "
+        "[[15, 17], [15, 16], [0, 18], null], zero_stage: [0, 3]",
+        more="constraints: ['recompute_layers != 1']\n",
+    ),
+    "pieces of tensor-parallel traffic": space_of(
+        "tp: [1, 2, 4], sequence_parallel: [true, false], zero_stage: [0, 1], overlap: {tp: [1, 0], dp: [0, 1]}, "
+        "tp_chunks: [2, {attention_in: 1, mlp_out: 8}, 4], recompute: [none, full], micro_batch: [1, 2]"
+    ),
+    "buckets of experts": space_of(
+        "ep: [1, 4, 8, 32], pp: [1, 2], zero_stage: [0, 1, 2, 3], overlap: {dp: [0, 1], ep: [0, 1]}, "
+        "bucket_bytes: [0, 1e8, 1e12], expert_bucket_bytes: [4e8, null, 0, 1e7]",
+        model="mixtral", chips="32",
+    ),
+    "buckets of no experts": space_of(
+        "tp: [1, 4], pp: [1, 4], zero_stage: [0, 1], overlap: {dp: [0, 1]}, expert_bucket_bytes: [1e7, null]",
+    ),
     "two systems": space_of(
         "tp: [1, 2], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, full]",
         system="[{cluster: dgx_h100, num_chips: [8, 12]}, {cluster: dgx_a100, num_chips: 16}]", batch=48, more=TWO,

@@ -57,7 +57,11 @@ def test_the_nest_finds_the_front_of_the_enumeration(name):
     assert swept(space) == wanted
 
 
-@pytest.mark.parametrize("name", ["every schedule", "latent attention and prediction", "experts", "tensor and context"])
+@pytest.mark.parametrize(
+    "name",
+    ["every schedule", "latent attention and prediction", "experts", "tensor and context", "layers recomputed by chunk",
+     "pieces of tensor-parallel traffic", "buckets of experts"],
+)  # fmt: skip
 def test_the_nest_prices_a_candidate_as_evaluate_does(name):
     """A front shows only its best, so each candidate is swept in a space of its own."""
     space = SMALL[name]
@@ -77,7 +81,12 @@ def test_the_nest_prices_a_candidate_as_evaluate_does(name):
 
 
 def test_lower_corners_are_below_every_candidate():
-    for name in ("every schedule", "latent attention and prediction", "experts"):
+    for name in (
+        "every schedule",
+        "latent attention and prediction",
+        "layers recomputed by chunk",
+        "buckets of experts",
+    ):
         plan = prepare(SMALL[name])
         for i in range(len(plan.enumeration.structures)):
             ids = next(batches(plan.enumeration, np.array([i]), 1))

@@ -1,0 +1,82 @@
+"""Options that change nothing where they stand: which they are, and how a strategy is written without them.
+
+Knows no ids and counts nothing; structures.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from estimator.build import build
+from estimator.graph import BlockKind
+from estimator.model import ModelSpec
+from estimator.rules import paired
+from estimator.strategy import Chunks, Module, Recompute, RecomputeKind, Schedule, Strategy
+from hardware.system import SystemSpec
+from search.worlds import FLAGS
+
+__all__ = ["drop_repeats", "effective", "refused_overlaps", "shares_weights", "without_idle_options"]
+
+Columns = dict[str, np.ndarray]
+
+
+def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> Strategy:
+    """A scalar strategy with options that change nothing written as off: what a person would launch."""
+    dp = system.num_chips // (s.tp * s.cp * s.pp)
+    shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1 or s.schedule is Schedule.DUALPIPE
+    off: dict[str, int] = {}
+    off |= {"overlap_tp": 0} if s.tp == 1 else {}
+    off |= {"overlap_ep": 0} if s.ep == 1 else {}
+    off |= {"overlap_pp": 0} if s.pp == 1 else {}
+    off |= {"overlap_dp": 0, "zero_stage": 0} if not shared else {}
+    dp_overlap = off.get("overlap_dp", s.overlap.dp)
+    off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
+    quiet = replace(s, tp_chunks=s.tp_chunks if off.get("overlap_tp", s.overlap.tp) else Chunks())
+    if model.moe is None or not dp_overlap or s.zero_stage >= 3:
+        quiet = replace(quiet, expert_bucket_bytes=None)
+    return quiet.with_sizes(off)
+
+
+def effective(model: ModelSpec, choice: Recompute) -> Recompute:
+    """A recompute choice without the modules that a model lacks."""
+    if choice.kind is not RecomputeKind.SELECTIVE:
+        return choice
+    modules = choice.modules & _modules(model)
+    return Recompute(kind=RecomputeKind.SELECTIVE, modules=modules) if modules else Recompute()
+
+
+@lru_cache(maxsize=256)
+def _modules(model: ModelSpec) -> frozenset[Module]:
+    """Recompute modules that this model has."""
+    blocks = [block for kind, block in build(model, 2).blocks.items() if kind is not BlockKind.HEAD]
+    names = {name for block in blocks for op in block.ops for name in op.modules}
+    return frozenset(module for module in Module if module.value in names)
+
+
+def refused_overlaps(strategy: Strategy, s: Columns) -> Columns:
+    """Structures that refuse overlap of tp, of ep: rules overlap_tp and overlap_ep."""
+    side_by_side = (paired(strategy.schedule) | (s["pp"] == 1)) & (s["num_micro_batches"] >= 2)
+    return {
+        "tp": (s["tp"] > 1) & np.logical_not(strategy.sequence_parallel),
+        "ep": (s["ep"] > 1) & np.logical_not(side_by_side),
+    }
+
+
+def shares_weights(s: Columns) -> np.ndarray:
+    """Structures where several ranks hold the same weights: only there has ZeRO and its traffic an effect."""
+    return np.asarray((s["dp"] * s["cp"] * s["copies"] > 1) | (s["edp"] > 1))
+
+
+def drop_repeats(places: dict[str, int], s: Columns, shared: np.ndarray, flags: np.ndarray, zero: np.ndarray) -> None:
+    """Take options out that the first world has already, for this one differs only in what they leave unused.
+
+    Pieces of tensor-parallel traffic without its overlap; buckets of experts without overlap or under ZeRO-3.
+    """
+    if places["tp_chunks"]:
+        flags[s["tp"] > 1, FLAGS.index("tp"), 0] = -1
+    if places["expert_bucket_bytes"]:
+        flags[shared, FLAGS.index("dp"), 0] = -1
+        zero[shared, 3] = -1
