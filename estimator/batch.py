@@ -9,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from estimator.compose import (
+    AGAIN,
+    ONCE,
+    PASSES,
     Net,
     Tables,
     again_seconds,
@@ -38,10 +41,11 @@ from estimator.memory import (
     chunk_bytes,
     logits_bytes,
     moving_bytes,
+    owed_bytes,
     second_set,
     static_bytes,
 )
-from estimator.span import DUALPIPE, ZB_H1, in_flight_peak, scratch_rows
+from estimator.span import DUALPIPE, ZB_H1, alone_passes, in_flight_peak, owed_peak, scratch_rows
 
 __all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "splits_backward", "staging_bytes"]
 
@@ -135,17 +139,20 @@ def staging_bytes(bucket, dense, expert, overlap, zero, c):
 def _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, tell, items):
     """Allocated bytes of the fullest rank; with `tell`, its items and those of the others go to `items` [p, Item]."""
     p, c, net, row = rows.pp[i], t.constants, t.nets[rows.net[i]], rows.row[i]
-    saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
-    flying = np.empty(place.slots.shape)
+    num_classes = place.counts.shape[0]
+    saved, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
     in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], flying)
+    owed_peak(rows.schedule[i], p, rows.num_micro_batches[i], late)
     second_set(rows.schedule[i] == DUALPIPE, rows.overlap_ep[i], flying)
     chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, live)
+    owed_bytes(place.counts, base, owed)
     exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
     line = np.zeros(items.shape[1])
     peak = 0.0
     for rank in range(p):
         static = static_bytes(rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
-        moving = moving_bytes(rank, place.slots, flying, saved, live, line)
+        moving = moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)
         line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], dense[rank], expert[rank], dp, zero, c)
         line[ITEM_EXCHANGE] = exchange
         line[ITEM_WORK] = WORKSPACE_BYTES
@@ -164,8 +171,8 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
     `items` [p, Item] and `stages` [C, 3] (f, b, w) receive the details of the last row.
     """
     kinds = t.base.shape[1]
-    f, b, w = np.empty(kinds), np.empty(kinds), np.empty(kinds)
-    r = np.empty((t.again.shape[1], kinds))
+    cols, r = np.empty((ONCE, kinds)), np.empty((t.again.shape[1], kinds, AGAIN))
+    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(4)
     for i in range(out.shape[0]):
         p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
         place = place_of(t, rows.layout[i], p)
@@ -186,26 +193,28 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             for col in range(O_PIPE, out.shape[1]):
                 out[i, col] = np.nan
             continue
-        choose_columns(base, again, tp, ep, f, b, w, r)
+        choose_columns(base, again, tp, ep, cols, r)
         hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
         # One candidate fills all lanes; lane 0 is read.
-        classes, chunks = np.empty((3 * num_classes, WIDTH)), np.empty((3 * num_chunks, WIDTH))
+        classes, chunks = np.empty((PASSES * num_classes, WIDTH)), np.empty((PASSES * num_chunks, WIDTH))
         splits = splits_backward(code)
         for j in range(num_classes):
-            once = once_seconds(place.counts, j, f, b, w)
-            tr = again_seconds(place.counts, place.first, j, layers, choice, r)
-            traffic = zero_traffic(place.counts, j, base, net, c)
-            tf, tb, tw = chunk_seconds(once, tr, splits, zero, dp, traffic)
-            put(classes, j, splat(tf))
-            put(classes, num_classes + j, splat(tb))
-            put(classes, 2 * num_classes + j, splat(tw))
+            once_seconds(place.counts, j, cols, once)
+            again_seconds(place.counts, place.first, j, layers, choice, r, repeated)
+            zero_traffic(place.counts, j, base, net, c, traffic)
+            passes = chunk_seconds(once, repeated, splits, zero, dp, traffic)
+            for n in range(PASSES):
+                put(classes, n * num_classes + j, splat(passes[n]))
         pipe = np.empty((scratch_rows(p), WIDTH))
         span = first(spans_of(place.class_of, classes, chunks, pipe, hop, pp == 0, code, p, v, m))
-        cf, cb, cw = chunks[:num_chunks, 0], chunks[num_chunks : 2 * num_chunks, 0], chunks[2 * num_chunks :, 0]
+        seconds = np.ascontiguousarray(chunks[:, 0]).reshape(PASSES, num_chunks)
         num_leads = place.leads.size
         windows = np.empty((2 * num_leads, WIDTH))
         rank_windows(place.leads, place.slots, classes, windows)
         each = m / 2 if code == DUALPIPE else m * 1.0
+        alone = np.zeros((2, p, place.slots.shape[1]))
+        if ep:
+            alone_passes(code, p, v, m, alone)
         exposed = 0.0
         update = 0.0
         gather = 0.0
@@ -226,7 +235,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 gather = max(gather, gather_s + gather_latency)
             update = max(update, update_seconds(d, e, zero, net, c))
             exposed = max(exposed, mine)
-            busy = each * (windows[n, 0] + windows[num_leads + n, 0]) + mine
+            busy = (
+                each * (windows[n, 0] + windows[num_leads + n, 0]) + _alone_seconds(rank, place, alone, seconds) + mine
+            )
             if busy > busiest:
                 busiest, told, last = busy, mine, rank
         out[i, O_STEP] = finish(span, exposed, update, gather, c)
@@ -235,15 +246,26 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         out[i, O_OPTCOMM] = gather + c.norm_latency_s
         out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
         out[i, O_RANK] = last
-        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, told)
+        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, seconds, alone, told)
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
             for j in range(num_chunks):
-                stages[j, 0], stages[j, 1], stages[j, 2] = cf[j], cb[j], cw[j]
+                stages[j, :] = seconds[:3, j]
 
 
 @njit(cache=True)
-def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop, each, cf, cb, cw, exposed):
+def _alone_seconds(rank, place, alone, seconds):
+    """What a rank's passes without a partner take longer than those with one; `seconds` [PASSES, C]."""
+    more = 0.0
+    for slot in range(place.chunks.shape[1]):
+        j = place.chunks[rank, slot]
+        more += alone[0, rank, slot] * (seconds[3, j] - seconds[0, j])
+        more += alone[1, rank, slot] * (seconds[4, j] - seconds[1, j])
+    return more
+
+
+@njit(cache=True)
+def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop, each, seconds, alone, exposed):
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
         if col != O_BUBBLE:
@@ -252,10 +274,12 @@ def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop
     counts, first = place.counts, place.first
     depth = first.shape[0] // counts.shape[0]
     last = place.class_of.size - 1
-    busy = 0.0
+    more = _alone_seconds(rank, place, alone, seconds)
+    busy = more
+    out[O_EP] = more
     for slot in range(place.chunks.shape[1]):
         j, q = place.chunks[rank, slot], place.slots[rank, slot]
-        busy += each * (cf[j] + cb[j] + cw[j])
+        busy += each * (seconds[0, j] + seconds[1, j] + seconds[2, j])
         for k in range(counts.shape[1]):
             n = each * counts[q, k]
             if n == 0:

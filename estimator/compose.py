@@ -8,7 +8,7 @@ their answers agree bit for bit. Letters: p ranks, v chunks per rank, m micro-ba
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from estimator.lanes import larger, load, put, splat
 from estimator.span import pipeline_spans
 
 __all__ = [
-    "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms", "choose_columns", "chunk_seconds",
-    "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind", "once_seconds", "place_of",
-    "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
+    "AGAIN", "ONCE", "PASSES", "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms",
+    "choose_columns", "chunk_seconds", "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind",
+    "once_seconds", "place_of", "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
 ]  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class Net(IntEnum):
     EDP_LATENCY = 5
     HOP_PER_BYTE = 6
     HOP_LATENCY = 7
+    DP_OUTER = 8  # share of the outermost tier's link that dense gradients use while they move
+    EDP_OUTER = 9
 
 
 class Constants(NamedTuple):
@@ -84,33 +86,54 @@ class Place(NamedTuple):
     leads: np.ndarray
 
 
+ONCE: Final = 7
+"""What a chunk takes for one micro-batch: forward, input gradient, weight gradient; what forward and input gradient
+take longer alone; seconds of their expert traffic on the outermost tier."""
+AGAIN: Final = 3
+"""What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier."""
+PASSES: Final = 5
+"""Rows of seconds by class or chunk: forward, input gradient, weight gradient, the first two alone."""
+
 F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
 B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST", "B_CP", "B_TP0", "B_EP0"))
 W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
+F_WIRE, B_WIRE, R_WIRE = int(Base.F_EP_WIRE), int(Base.B_EP_WIRE), int(Again.R_EP_WIRE)
+N_DP_OUTER, N_EDP_OUTER = int(Net.DP_OUTER), int(Net.EDP_OUTER)
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
 N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_LATENCY)
 
 
 @njit(cache=True)
-def choose_columns(base, again_all, tp, ep, f, b, w, r):
-    """Seconds of each block kind under the overlap flags of TP and EP.
+def choose_columns(base, again_all, tp, ep, cols, r):
+    """Seconds of each block kind under the overlap flags of TP and EP: `cols` [ONCE, K], recompute `r` [choices, K, 3].
 
-    Fills forward, input gradient and weight gradient [K], and recompute `r` [choices, K].
+    Rows of `cols`, and what is repeated of them in `r`: see `Once`.
     """
     for k in range(base.shape[0]):
-        f[k] = base[k, F_COMP] + base[k, F_HOST] + base[k, F_CP] + base[k, F_TP0 + tp] + base[k, F_EP0 + ep]
-        b[k] = base[k, B_COMP] + base[k, B_HOST] + base[k, B_CP] + base[k, B_TP0 + tp] + base[k, B_EP0 + ep]
-        w[k] = base[k, W_COMP] + base[k, W_HOST]
+        x = base[k]
+        cols[0, k] = x[F_COMP] + x[F_HOST] + x[F_CP] + x[F_TP0 + tp] + x[F_EP0 + ep]
+        cols[1, k] = x[B_COMP] + x[B_HOST] + x[B_CP] + x[B_TP0 + tp] + x[B_EP0 + ep]
+        cols[2, k] = x[W_COMP] + x[W_HOST]
+        cols[3, k] = x[F_EP0] - x[F_EP0 + ep]
+        cols[4, k] = x[B_EP0] - x[B_EP0 + ep]
+        cols[5, k] = x[F_WIRE]
+        cols[6, k] = x[B_WIRE]
         for c in range(again_all.shape[0]):
             a = again_all[c, k]
-            r[c, k] = a[R_COMP] + a[R_HOST] + a[R_CP] + a[R_TP0 + tp] + a[R_EP0 + ep]
+            r[c, k, 0] = a[R_COMP] + a[R_HOST] + a[R_CP] + a[R_TP0 + tp] + a[R_EP0 + ep]
+            r[c, k, 1] = a[R_EP0] - a[R_EP0 + ep]
+            r[c, k, 2] = a[R_WIRE]
 
 
 @njit(cache=True)
-def zero_traffic(counts, j, base, net, c):
-    """Seconds to gather the weights of chunk j once, and to reduce-scatter its gradients once, block by block."""
+def zero_traffic(counts, j, base, net, c, out):
+    """What ZeRO moves for chunk j and one micro-batch: fills `out` [4].
+
+    Seconds to gather its weights once and to reduce-scatter its gradients once, block by block, then for how much of
+    these the outermost tier is busy.
+    """
     dense = 0.0
     expert = 0.0
     blocks = 0.0
@@ -119,8 +142,10 @@ def zero_traffic(counts, j, base, net, c):
         expert += counts[j, k] * base[k, EXPERT]
         blocks += counts[j, k]
     wire = dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE]
+    outer = dense * net[N_DP_BYTE] * net[N_DP_OUTER] + expert * net[N_EDP_BYTE] * net[N_EDP_OUTER]
     latency = blocks * (net[N_DP_LAT] + net[N_EDP_LAT])
-    return wire * c.gather_bytes + latency, wire * c.grad_bytes + latency
+    out[0], out[1] = wire * c.gather_bytes + latency, wire * c.grad_bytes + latency
+    out[2], out[3] = outer * c.gather_bytes, outer * c.grad_bytes
 
 
 @njit(cache=True)
@@ -130,51 +155,52 @@ def beside(window, traffic):
 
 
 @njit(cache=True)
-def once_seconds(counts, j, f, b, w):
-    """Seconds of one micro-batch on class j of chunks without recompute: forward, input gradient, weight gradient."""
-    tf = 0.0
-    tb = 0.0
-    tw = 0.0
+def once_seconds(counts, j, cols, out):
+    """Sums `cols` [ONCE, K] over the blocks of class j of chunks: fills `out` [ONCE], one micro-batch, no recompute."""
+    for i in range(out.size):
+        out[i] = 0.0
     for k in range(counts.shape[1]):
         n = counts[j, k]
         if n > 0:
-            tf += n * f[k]
-            tb += n * b[k]
-            tw += n * w[k]
-    return tf, tb, tw
+            for i in range(out.size):
+                out[i] += n * cols[i, k]
 
 
 @njit(cache=True)
-def again_seconds(counts, first, j, layers, choice, r):
-    """Seconds of what class j of chunks computes again for one micro-batch; `r` [choices, K]."""
+def again_seconds(counts, first, j, layers, choice, r, out):
+    """The same of what class j of chunks computes again: fills `out` [AGAIN] from `r` [choices, K, AGAIN]."""
     depth = first.shape[0] // counts.shape[0]
-    tr = 0.0
+    for i in range(out.size):
+        out[i] = 0.0
     for k in range(counts.shape[1]):
         n = counts[j, k]
         if n > 0:
             if layers > 0:
                 full = first[j * depth + min(layers, depth - 1), k]
-                tr += full * r[1, k] + (n - full) * r[0, k]
+                for i in range(out.size):
+                    out[i] += full * r[1, k, i] + (n - full) * r[0, k, i]
             else:
-                tr += n * r[choice, k]
-    return tr
+                for i in range(out.size):
+                    out[i] += n * r[choice, k, i]
 
 
 @njit(cache=True)
-def chunk_seconds(once, tr, splits, zero, overlap_dp, traffic):
-    """Seconds of one micro-batch on a chunk: forward, input gradient and weight gradient.
+def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
+    """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
-    `once`: without recompute, of `once_seconds`; `tr`: of recompute; `traffic`: of `zero_traffic`. ZeRO-2 reduces
-    gradients and ZeRO-3 gathers weights (forward and backward) for every micro-batch. Schedules that do not split
-    backward get W inside B.
+    `once` [ONCE], `again` [AGAIN], `traffic` [4]: of the functions above. A pass runs *alone* where no pass of another
+    micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for
+    every micro-batch; while these and expert traffic are both on the outermost tier, each gets half of it, which holds
+    the micro-batch up: a share of its time equal to the product of theirs. Schedules that do not split backward get W
+    inside B.
     """
-    tf, tb, tw = once
+    tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     tb += tr
     if not splits:
         tb += tw
         tw = 0.0
     if zero >= 2:
-        gather, scatter = traffic
+        gather, scatter = traffic[0], traffic[1]
         back = scatter + gather if zero >= 3 else scatter
         if overlap_dp:
             tb = beside(tb, back)
@@ -184,24 +210,35 @@ def chunk_seconds(once, tr, splits, zero, overlap_dp, traffic):
             tb += back
             if zero >= 3:
                 tf += gather
-    return tf, tb, tw
+        if overlap_dp:
+            ep = once[5] + once[6] + again[2]
+            dp = traffic[3] + (2.0 * traffic[2] if zero >= 3 else 0.0)
+            window = tf + tb + tw
+            if window > 0.0:
+                tb += min(ep, window) * (min(dp, window) / window)
+    return tf, tb, tw, tf + once[3], tb + (once[4] + again[1])
 
 
 @njit(cache=True, inline="always")
 def spans_of(class_of, classes, chunks, pipe, hop, blocking, code, p, v, m):
     """Makespans of the pipeline, in lanes.
 
-    `classes` [3 Q]: f, b, w of each class; scratch: `chunks` [3 C], where the seconds of each chunk stay, and `pipe`.
-    Sends that block occupy their sender; others are latency between stages.
+    `classes` [PASSES Q]: f, b, w of each class, then f and b alone; scratch: `chunks` [PASSES C], where the seconds of
+    each chunk stay, and `pipe`. Sends that block occupy their sender; others are latency between stages.
     """
-    num, last, sent = classes.shape[0] // 3, class_of.size - 1, hop if blocking else 0.0
-    for j in range(last + 1):
+    num, last, sent = classes.shape[0] // PASSES, class_of.size - 1, hop if blocking else 0.0
+    total = last + 1
+    for j in range(total):
         q = class_of[j]
-        put(chunks, j, load(classes, q) + (sent if j < last else 0.0))
-        put(chunks, last + 1 + j, load(classes, num + q) + (sent if j > 0 else 0.0))
-        put(chunks, 2 * (last + 1) + j, load(classes, 2 * num + q))
-    f, b, w = chunks[: last + 1], chunks[last + 1 : 2 * (last + 1)], chunks[2 * (last + 1) : 3 * (last + 1)]
-    return pipeline_spans(code, f, b, w, 0.0 if blocking else hop, p, v, m, pipe)
+        ahead, back = (sent if j < last else 0.0), (sent if j > 0 else 0.0)
+        put(chunks, j, load(classes, q) + ahead)
+        put(chunks, total + j, load(classes, num + q) + back)
+        put(chunks, 2 * total + j, load(classes, 2 * num + q))
+        put(chunks, 3 * total + j, load(classes, 3 * num + q) + ahead)
+        put(chunks, 4 * total + j, load(classes, 4 * num + q) + back)
+    f, b, w = chunks[:total], chunks[total : 2 * total], chunks[2 * total : 3 * total]
+    alone_f, alone_b = chunks[3 * total : 4 * total], chunks[4 * total : 5 * total]
+    return pipeline_spans(code, f, b, w, alone_f, alone_b, 0.0 if blocking else hop, p, v, m, pipe)
 
 
 @njit(cache=True)
@@ -223,7 +260,7 @@ def rank_windows(leads, slots, classes, windows):
 
     `classes` as in `spans_of`; `windows` [2 leads]: forwards, then backwards.
     """
-    num = classes.shape[0] // 3
+    num = classes.shape[0] // PASSES
     for n in range(leads.size):
         tf = splat(0.0)
         tb = splat(0.0)

@@ -20,6 +20,7 @@ __all__ = [
     "chunk_bytes",
     "logits_bytes",
     "moving_bytes",
+    "owed_bytes",
     "second_set",
     "static_bytes",
 ]
@@ -47,6 +48,7 @@ ITEMS = tuple(item.name.lower() for item in Item)
 
 B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 B_DENSE_W, B_EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
+B_OWED = int(Base.OWED_BYTES)
 A_SAVED, A_LIVE, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES), int(Again.LOGITS_BYTES)
 
 
@@ -122,17 +124,32 @@ def second_set(code_holds_pair, overlap_ep, in_flight):
 
 
 @njit(cache=True)
-def moving_bytes(rank, chunks, in_flight, saved, live, items):
-    """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum."""
+def owed_bytes(counts, base, owed):
+    """Per chunk: bytes that a micro-batch keeps between its input gradients and its weight gradients."""
+    for j in range(counts.shape[0]):
+        owed[j] = 0.0
+        for k in range(counts.shape[1]):
+            owed[j] += counts[j, k] * base[k, B_OWED]
+
+
+@njit(cache=True)
+def moving_bytes(rank, chunks, in_flight, late, saved, owed, live, items):
+    """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum.
+
+    `late` [2, p, slots]: micro-batches in flight, and those that only wait for their weight gradients, at the moment at
+    which most do; recompute saves nothing of what these keep.
+    """
     kept = 0.0
+    waiting = 0.0
     widest = 0.0
     for slot in range(in_flight.shape[1]):
         chunk = chunks[rank, slot]
         kept += in_flight[rank, slot] * saved[chunk]
+        waiting += late[0, rank, slot] * saved[chunk] + late[1, rank, slot] * owed[chunk]
         widest = max(widest, live[chunk])
-    items[4] = kept
+    items[4] = max(kept, waiting)
     items[5] = widest
-    return kept + widest
+    return items[4] + widest
 
 
 @njit(cache=True)

@@ -13,7 +13,7 @@ not shorten compute.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -22,7 +22,8 @@ import numpy as np
 
 from estimator.strategy import Schedule
 
-__all__ = ["Kind", "Order", "Pass", "Simulation", "check_conditions", "in_flight", "order", "placement", "simulate"]
+__all__ = ["Kind", "Order", "Pass", "Simulation", "check_conditions", "in_flight", "order", "placement",
+           "side_by_side", "simulate"]  # fmt: skip
 
 
 class Kind(Enum):
@@ -98,12 +99,17 @@ def placement(schedule: Schedule, p: int, v: int = 1) -> np.ndarray:
     return _RULES[schedule].placement(p, v)
 
 
-def simulate(passes: Order, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float = 0.0) -> Simulation:
+def simulate(
+    passes: Order, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float = 0.0,
+    alone: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Simulation:  # fmt: skip
     """Run an order: each pass starts once its rank is free and its inputs are there. f, b, w: [C] seconds.
 
-    `hop` is the latency of an edge between two ranks; the device is free while it flies. ValueError on a deadlock.
+    `hop` is the latency of an edge between two ranks; the device is free while it flies. `alone`: f and b of passes
+    outside pairs, where they differ. ValueError on a deadlock.
     """
     num_chunks = len(f)
+    alone_f, alone_b = alone or (f, b)
     arrived: dict[tuple[bool, int, int], tuple[float, int]] = {}
     start: list[list[float]] = [[] for _ in passes]
     end: list[list[float]] = [[] for _ in passes]
@@ -121,7 +127,8 @@ def simulate(passes: Order, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: fl
                 seconds, origin = arrived[need]
                 begin = max(begin, seconds + (hop if origin != rank else 0.0))
             start[rank].append(begin)
-            end[rank].append(begin + _seconds(item, f, b, w))
+            paired = item.kind is Kind.PAIR
+            end[rank].append(begin + (_seconds(item, f, b, w) if paired else _seconds(item, alone_f, alone_b, w)))
             for output in _gives(item):
                 arrived[output] = (end[rank][-1], rank)
                 if output in waiting:
@@ -134,6 +141,26 @@ def simulate(passes: Order, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: fl
     rank_end = np.array([float(x[-1]) if len(x) else 0.0 for x in ends])
     busy = np.array([float(np.sum(e - s)) for s, e in zip(starts, ends, strict=True)])
     return Simulation(span=float(rank_end.max()), start=starts, end=ends, rank_end=rank_end, busy=busy)
+
+
+def side_by_side(items: Sequence[Pass]) -> list[Pass]:
+    """A rank's passes with each forward of the steady phase beside the backward that followed it.
+
+    So two micro-batches hide each other's expert traffic, and one micro-batch more is in flight. (Megatron-Core warms
+    up by one more forward for it.) Passes must be whole forwards and backwards.
+
+    >>> [x.kind.name for x in side_by_side(order(Schedule.ONE_F_ONE_B, 1, 3)[0])]
+    ['F', 'PAIR', 'PAIR', 'BW']
+    """
+    forwards = [item for item in items if item.kind is Kind.F]
+    backwards = [item for item in items if item.kind is Kind.BW]
+    assert len(forwards) + len(backwards) == len(items), "only whole forwards and backwards run side by side"
+    ahead = next(n for n, item in enumerate(items) if item.kind is Kind.BW)
+    pairs = [
+        Pass(Kind.PAIR, f.chunk, f.micro_batch, b.chunk, b.micro_batch)
+        for f, b in zip(forwards[ahead:], backwards, strict=False)
+    ]
+    return [*forwards[:ahead], *pairs, *backwards[len(pairs) :]]
 
 
 def in_flight(passes: Order, chunks: np.ndarray) -> np.ndarray:

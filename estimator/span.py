@@ -45,7 +45,7 @@ from estimator.span_ladder import one_f_one_b, zb_h1
 from estimator.span_ring import interleaved
 from estimator.strategy import Schedule
 
-__all__ = ["CODES", "in_flight_peak", "pipeline_span", "pipeline_spans", "scratch_rows"]
+__all__ = ["CODES", "alone_passes", "in_flight_peak", "owed_peak", "pipeline_span", "pipeline_spans", "scratch_rows"]
 
 GPIPE: Final = 0
 ONE_F_ONE_B: Final = 1
@@ -64,40 +64,95 @@ CODES: Final[dict[Schedule, int]] = {
 
 
 @njit(cache=True)
-def pipeline_spans(code, f, b, w, hop, p, v, m, x):
+def pipeline_spans(code, f, b, w, alone_f, alone_b, hop, p, v, m, x):
     """Seconds from the first forward to the last backward in every lane (lanes.py).
 
-    (p, v, m) must pass `check_conditions`. f, b, w: [C, WIDTH]; x: scratch [scratch_rows(p), WIDTH].
+    (p, v, m) must pass `check_conditions`. f, b, w: [C, WIDTH]; alone_f, alone_b: the same where no pass of another
+    micro-batch runs beside it, which matters where passes run in pairs; x: scratch [scratch_rows(p), WIDTH].
     """
     if code == GPIPE:
         return _gpipe(f, b, w, hop, p, m)
     if code == ONE_F_ONE_B:
+        if p == 1:
+            return (
+                load(alone_f, 0) + float(m - 1) * (load(f, 0) + load(b, 0) + load(w, 0)) + load(alone_b, 0) + load(w, 0)
+            )
         return one_f_one_b(f, b, w, hop, p, m, x)
     if code == INTERLEAVED:
-        return interleaved(f, b, w, hop, p, v, m, x)
+        return interleaved(f, b, w, alone_f, alone_b, hop, p, v, m, x)
     if code == ZB_H1:
         return zb_h1(f, b, w, hop, p, m, x)
-    return dualpipe(f, b, w, hop, p, m, x)
+    return dualpipe(f, b, w, alone_f, alone_b, hop, p, m, x)
 
 
 @njit(cache=True)
 def scratch_rows(p):
     """Rows of lanes that any schedule needs on p ranks: DualPipe's p / 2 entries of p passes, and some vectors of p."""
-    return (p // 2 + 8) * p + 2
+    return (p // 2 + 12) * p + 2
 
 
 @njit(cache=True)
 def pipeline_span(
-    schedule_code: int, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float, p: int, v: int, m: int
-) -> float:
-    """The same for one candidate. f, b, w: [C]."""
-    x = np.empty((3 * f.size + scratch_rows(p), WIDTH))
+    schedule_code: int, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float, p: int, v: int, m: int,
+    alone_f: np.ndarray, alone_b: np.ndarray,
+) -> float:  # fmt: skip
+    """The same for one candidate. f, b, w, alone_f, alone_b: [C]."""
     num = f.size
-    fill(f, x[:num])
-    fill(b, x[num : 2 * num])
-    fill(w, x[2 * num : 3 * num])
-    rest = x[3 * num :]
-    return first(pipeline_spans(schedule_code, x[:num], x[num : 2 * num], x[2 * num : 3 * num], hop, p, v, m, rest))
+    x = np.empty((5 * num + scratch_rows(p), WIDTH))
+    for i, values in enumerate((f, b, w, alone_f, alone_b)):
+        fill(values, x[i * num : (i + 1) * num])
+    rows, rest = x[: 5 * num], x[5 * num :]
+    return first(
+        pipeline_spans(
+            schedule_code, rows[:num], rows[num : 2 * num], rows[2 * num : 3 * num], rows[3 * num : 4 * num],
+            rows[4 * num :], hop, p, v, m, rest,
+        )
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def alone_passes(schedule_code: int, p: int, v: int, m: int, out: np.ndarray) -> None:
+    """Fill `out` [2, p, local] with the forwards and the backwards that no pass of another micro-batch runs beside.
+
+    Where passes run in pairs: interleaved with one more forward ahead, DualPipe, and 1F1B on one rank.
+    """
+    out[:] = 0.0
+    for i in range(p):
+        if schedule_code == INTERLEAVED:
+            # The first forwards, a warm-up and one, and as many of the last backwards: of the same chunks.
+            rounds, rest = divmod(min(2 * (p - 1 - i) + (v - 1) * p + 1, m * v), p * v)
+            for local in range(v):
+                out[:, i, local] = rounds * p + min(max(rest - local * p, 0), p)
+        elif schedule_code == DUALPIPE:
+            near = 0 if i < p // 2 else 1
+            depth = min(i, p - 1 - i)
+            inner = p // 2 - 1 - depth
+            middle = 1 if inner == 0 else 0  # the middle ranks run the first pair as two passes
+            out[0, i, near] = 2 * inner + depth + 1 + middle
+            out[0, i, 1 - near] = inner + depth + 1
+            out[1, i, near] = inner + depth + 1
+            out[1, i, 1 - near] = 2 * inner + depth + 1 + middle
+        elif p == 1:
+            out[:, i, 0] = 1.0
+
+
+@njit(cache=True)
+def owed_peak(schedule_code: int, p: int, m: int, out: np.ndarray) -> None:
+    """Fill `out` [2, p, local]: micro-batches in flight, and weight gradients owed, when a rank first owes most.
+
+    ZB-H1 owes as many as its rank; DualPipe the split half of step 6 (schedule.py). Zero where backwards are whole.
+    """
+    out[:] = 0.0
+    for i in range(p):
+        if schedule_code == ZB_H1:
+            out[0, i, 0] = min(m, p - i)
+            out[1, i, 0] = min(m, p) - min(m, p - i)
+        elif schedule_code == DUALPIPE:
+            near = 0 if i < p // 2 else 1
+            depth = min(i, p - 1 - i)
+            out[0, i, near] = p // 2 - 1 - depth
+            out[1, i, near] = depth // 2 + 1
+            out[1, i, 1 - near] = depth - depth // 2
 
 
 @njit(cache=True)

@@ -3,7 +3,8 @@
 # mypy: disallow-untyped-calls=False
 """DualPipe: with both directions alike, its main step is a ladder of p / 2 stages.
 
-Letters and method as in span.py; phases as in schedule.py. f, b, w: arrays of lanes [p, WIDTH]; `x`: scratch rows.
+Letters and method as in span.py; phases as in schedule.py. f, b, w: arrays of lanes [p, WIDTH]; alone_f, alone_b: the
+same outside the overlapped pairs; `x`: scratch rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["dualpipe"]
 
 
 @njit(cache=True)
-def dualpipe(f, b, w, hop, p, m, x):
+def dualpipe(f, b, w, alone_f, alone_b, hop, p, m, x):
     """Rank p - 1 - i runs as rank i does.
 
     Stage h of the ladder has "forward" f[h] + (b + w)[p-1-h] (pair 0) and
@@ -29,8 +30,8 @@ def dualpipe(f, b, w, hop, p, m, x):
         put(ahead, h, load(f, h) + (load(b, far) + load(w, far)))
         put(back, h, load(f, far) + (load(b, h) + load(w, h)))
     rest = x[2 * p :]
-    _entry(f, b, w, hop, half, entry, rest[:half], rest[half:p], rest[p : p + half], rest[2 * p :])
-    _leave(f, b, w, hop, half, leave, rest[:half], rest[half:p], rest[p : p + half], rest[2 * p :])
+    _entry(f, b, w, alone_f, alone_b, hop, half, entry, rest[:half], rest[half:p], rest[p : p + half], rest[2 * p :])
+    _leave(f, b, w, alone_b, hop, half, leave, rest[:half], rest[half:p], rest[p : p + half], rest[2 * p :])
     put(back, half - 1, load(back, half - 1) + hop)  # the other middle rank's pair 0 feeds this rank's pair 1
     for h in range(half):
         put(leave, h, load(leave, h) + load(back, h))
@@ -38,14 +39,14 @@ def dualpipe(f, b, w, hop, p, m, x):
 
 
 @njit(cache=True)
-def _entry(f, b, w, hop, half, entry, free, sent_f, sent_b, ends):
+def _entry(f, b, w, alone_f, alone_b, hop, half, entry, free, sent_f, sent_b, ends):
     """End of the first pair 0 of step 4 on each rank: steps 1 to 3, pass by pass.
 
     `ends` [half * p]: end of each phase-0 forward by rank and micro-batch.
     """
     p = 2 * half
     for h in range(half):  # step 1
-        now, cost = splat(0.0), load(f, h)
+        now, cost = splat(0.0), load(alone_f, h)
         for n in range(2 * (half - 1 - h)):
             if h > 0:
                 now = larger(now, load(ends, (h - 1) * p + n) + hop)
@@ -58,21 +59,21 @@ def _entry(f, b, w, hop, half, entry, free, sent_f, sent_b, ends):
             now = load(free, h)
             if h > 0:
                 now = larger(now, load(ends, (h - 1) * p + n) + hop)
-            now = now + load(f, h)
+            now = now + load(alone_f, h)
             put(free, h, now)
             put(ends, h * p + n, now)
         above = load(ends, (half - 1) * p + j)
         for h in range(half - 1, j - 1, -1):
-            above = larger(load(free, h), above + hop) + load(f, p - 1 - h)
+            above = larger(load(free, h), above + hop) + load(alone_f, p - 1 - h)
             put(free, h, above)
             put(sent_f, h, above)
     for j in range(half - 1):  # step 3: ranks h < half - 1 - j; sent_b holds the last phase-1 gradient of each rank
         under = splat(-hop)
         for h in range(half - 1 - j):
             far = p - 1 - h
-            under = larger(load(free, h), under + hop) + load(b, far)
+            under = larger(load(free, h), under + hop) + load(alone_b, far)
             put(sent_b, h, under)
-            end = larger(under + load(w, far), load(sent_f, h + 1) + hop) + load(f, far)
+            end = larger(under + load(w, far), load(sent_f, h + 1) + hop) + load(alone_f, far)
             put(sent_f, h, end)
             put(free, h, end)
     for h in range(half):  # the first pair 0; the middle rank runs it as two passes
@@ -81,15 +82,14 @@ def _entry(f, b, w, hop, half, entry, free, sent_f, sent_b, ends):
         if h > 0:
             ready_f, ready_b = load(ends, (h - 1) * p + p - 1 - h) + hop, load(sent_b, h - 1) + hop
         begin = larger(load(free, h), ready_f)
-        full = load(b, far) + load(w, far)
         if h == half - 1:
-            put(entry, h, larger(begin + load(f, h), ready_b) + full)
+            put(entry, h, larger(begin + load(alone_f, h), ready_b) + (load(alone_b, far) + load(w, far)))
         else:
-            put(entry, h, larger(begin, ready_b) + load(f, h) + full)
+            put(entry, h, larger(begin, ready_b) + load(f, h) + (load(b, far) + load(w, far)))
 
 
 @njit(cache=True)
-def _leave(f, b, w, hop, half, leave, tail_1, tail_0, ranks, last):
+def _leave(f, b, w, alone_b, hop, half, leave, tail_1, tail_0, ranks, last):
     """Longest path after the last pair 1 of step 4 on each rank: steps 8 to 5, pass by pass and backwards in time.
 
     `last` [half * half]: by rank, tail from each phase-0 gradient of step 7; `ranks`: then from the end of step 6.
@@ -104,7 +104,7 @@ def _leave(f, b, w, hop, half, leave, tail_1, tail_0, ranks, last):
         for j in range(inner - 1, -1, -1):  # step 7
             if h > 0:
                 owed = larger(owed, hop + load(last, (h - 1) * half + j + 1))
-            owed = owed + load(b, h)
+            owed = owed + load(alone_b, h)
             put(last, h * half + j, owed)
             owed = owed + load(w, far if j <= h and (h + 1 + j) % 2 == 0 else h)
         put(ranks, h, owed)
@@ -114,7 +114,7 @@ def _leave(f, b, w, hop, half, leave, tail_1, tail_0, ranks, last):
             after = load(ranks, h) if i == h else load(tail_1, h)
             if h > 0:
                 after = larger(after, hop + (load(last, (h - 1) * half) if i == h else load(tail_0, h - 1)))
-            after = after + load(b, h)
+            after = after + load(alone_b, h)
             if 2 * i + 1 <= h:
                 after = after + load(w, h)
             put(tail_0, h, after)
@@ -122,7 +122,7 @@ def _leave(f, b, w, hop, half, leave, tail_1, tail_0, ranks, last):
                 after = after + hop  # into the other middle rank
             else:
                 after = larger(after, hop + load(tail_1, h + 1))
-            after = after + load(b, far)
+            after = after + load(alone_b, far)
             if 2 * i <= h:
                 after = after + load(w, far)
             put(tail_1, h, after)
@@ -134,7 +134,7 @@ def _leave(f, b, w, hop, half, leave, tail_1, tail_0, ranks, last):
             put(tail_0, h, after + load(f, p - 1 - h) + (load(b, h) + load(w, h)))
         for h in range(half - 2 - j, -1, -1):
             far = p - 1 - h
-            put(tail_1, h, larger(load(tail_0, h), hop + load(tail_1, h + 1)) + (load(b, far) + load(w, far)))
+            put(tail_1, h, larger(load(tail_0, h), hop + load(tail_1, h + 1)) + (load(alone_b, far) + load(w, far)))
     for h in range(half):
         end = load(tail_1, h)
         put(leave, h, larger(end, hop + load(tail_0, h - 1)) if h > 0 else end)

@@ -3,7 +3,7 @@
 # mypy: disallow-untyped-calls=False
 """Interleaved schedules: a ring of ranks, of which a few groups of p micro-batches are walked.
 
-Letters and method as in span.py. f, b, w: arrays of lanes [C, WIDTH]; `x`: scratch rows of lanes.
+Letters and method as in span.py. f, b, w, alone_f, alone_b: arrays of lanes [C, WIDTH]; `x`: scratch rows of lanes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ UNREACHED: Final = -1e300
 
 
 @njit(cache=True)
-def interleaved(f, b, w, hop, p, v, m, x):
+def interleaved(f, b, w, alone_f, alone_b, hop, p, v, m, x):
     """Every rank runs forward t + (v-1) p + p-1-i and backward t - (p-1-i) at step t, each fed by step t - 1.
 
     That is a ring: what leaves rank p - 1 enters rank 0 for the next chunk one step later. Some groups of p
     micro-batches are walked; each further group adds the largest gain of a path that returns to its state.
+
+    Where passes run in pairs (schedule.side_by_side), a backward runs beside the forward after it: forwards up to rank
+    i's first backward are alone, and so are as many of its last backwards.
     """
     if p == 1:
         hop = 0.0
@@ -35,8 +38,11 @@ def interleaved(f, b, w, hop, p, v, m, x):
     total, period = walked * v, p * v
     late = total - period  # every rank still has forwards and backwards
     sent, free, cost_f, cost_b = x[:p], x[p : 2 * p], x[2 * p : 3 * p], x[3 * p : 4 * p]
+    rows = x[8 * p + 2 :]  # the same outside pairs, and of a step in which some ranks have a partner
+    lone_f, lone_b, step_f, step_b = rows[:p], rows[p : 2 * p], rows[2 * p : 3 * p], rows[3 * p : 4 * p]
     for i in range(4 * p):
         put(x, i, splat(0.0))
+        put(rows, i, splat(0.0))
     gain = splat(0.0)
     at_f = at_b = local_f = local_b = 0  # which rank starts another chunk at this step, forwards and backwards
     for t in range(1 - period, total + p - 1):
@@ -50,11 +56,12 @@ def interleaved(f, b, w, hop, p, v, m, x):
         if low_f < p:
             before = load(sent, p - 1) + hop if local_f > 0 else splat(0.0)
             put(cost_f, at_f, load(f, local_f * p + at_f))
+            put(lone_f, at_f, load(alone_f, local_f * p + at_f))
             at_f, local_f = _next_chunk(at_f, local_f, p, v)
         else:
             before = splat(0.0)
         if t < 0:
-            _forwards(sent, sent, cost_f, before, hop, p, low_f)
+            _forwards(sent, sent, lone_f, before, hop, p, low_f)
             if t == -1:
                 for i in range(p):
                     put(free, i, load(sent, i))
@@ -62,13 +69,23 @@ def interleaved(f, b, w, hop, p, v, m, x):
         around = load(free, 0) + hop if local_b > 0 else splat(0.0)
         chunk = (v - local_b) * p - 1 - at_b
         put(cost_b, p - 1 - at_b, load(b, chunk) + load(w, chunk))
+        put(lone_b, p - 1 - at_b, load(alone_b, chunk) + load(w, chunk))
         at_b, local_b = _next_chunk(at_b, local_b, p, v)
+        now_f, now_b = cost_f, cost_b
+        if t < p:
+            now_f = step_f
+            for i in range(p):
+                put(step_f, i, load(lone_f, i) if i <= p - 1 - t else load(cost_f, i))
+        if low_f >= 0:
+            now_b = step_b
+            for i in range(p):
+                put(step_b, i, load(lone_b, i) if i <= low_f else load(cost_b, i))
         if low_f <= 0 and t >= p - 1:
-            _both(sent, free, cost_f, cost_b, before, around, hop, p)
+            _both(sent, free, now_f, now_b, before, around, hop, p)
             continue
         if low_f < p:
-            _forwards(sent, free, cost_f, before, hop, p, low_f)
-        _backwards(sent if low_f < p else free, sent, free, cost_b, around, hop, p, p - 1 - t, total + p - 2 - t)
+            _forwards(sent, free, now_f, before, hop, p, low_f)
+        _backwards(sent if low_f < p else free, sent, free, now_b, around, hop, p, p - 1 - t, total + p - 2 - t)
     span = splat(0.0)
     for i in range(p):
         span = larger(span, load(free, i))

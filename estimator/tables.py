@@ -14,7 +14,13 @@ import numpy as np
 
 from estimator.build import build
 from estimator.compose import Constants, Net, Tables
-from estimator.cost.collective import nested, point_to_point, scalar_all_reduce_latency
+from estimator.cost.collective import (
+    nested,
+    nested_members,
+    point_to_point,
+    scalar_all_reduce_latency,
+    tier_loads,
+)
 from estimator.cost.table import PriceTable, price_table
 from estimator.cost.work import work
 from estimator.graph import OpGraph
@@ -132,6 +138,8 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
     out[:, Net.EDP] = inner * n["dp"] / experts * n["copies"]
     out[:, Net.EDP_PER_BYTE], out[:, Net.EDP_LATENCY] = expert_ring.per_byte, expert_ring.latency_s
     out[:, Net.HOP_PER_BYTE], out[:, Net.HOP_LATENCY] = hop.per_byte, hop.latency_s
+    for column, group in ((Net.DP_OUTER, dense), (Net.EDP_OUTER, expert)):
+        out[:, column] = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
     if not has_experts:
         out[:, Net.EDP_LATENCY] = 0.0
     return out

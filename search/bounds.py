@@ -12,6 +12,8 @@ import numpy as np
 
 from estimator.batch import fixed_bytes, splits_backward
 from estimator.compose import (
+    AGAIN,
+    ONCE,
     Net,
     Tables,
     again_seconds,
@@ -24,8 +26,16 @@ from estimator.compose import (
     update_seconds,
 )
 from estimator.jit import njit
-from estimator.memory import ITEMS, RESERVED_FACTOR, WORKSPACE_BYTES, chunk_bytes, moving_bytes, static_bytes
-from estimator.span import DUALPIPE, in_flight_peak
+from estimator.memory import (
+    ITEMS,
+    RESERVED_FACTOR,
+    WORKSPACE_BYTES,
+    chunk_bytes,
+    moving_bytes,
+    owed_bytes,
+    static_bytes,
+)
+from estimator.span import DUALPIPE, in_flight_peak, owed_peak
 from search.parts import Options, Part
 
 __all__ = ["CHEAPEST", "cheapest", "corners", "device", "least_seconds", "least_update", "seconds_scratch"]
@@ -44,39 +54,38 @@ def device(memory, c):
 
 @njit(cache=True)
 def seconds_scratch(choices, kinds):
-    """Seconds of each block kind under each pair of TP and EP flags, the last row CHEAPEST.
+    """Columns of each block kind under each pair of TP and EP flags, the last row CHEAPEST.
 
-    f, b, w [5, K] and recompute [5, choices, K].
+    Of one run [5, ONCE, K], and of recompute [5, choices, K, AGAIN] (compose.py).
     """
-    return np.empty((5, kinds)), np.empty((5, kinds)), np.empty((5, kinds)), np.empty((5, choices, kinds))
+    return np.empty((5, ONCE, kinds)), np.empty((5, choices, kinds, AGAIN))
 
 
 @njit(cache=True)
-def cheapest(flags, f, b, w, r):
-    """Fill row CHEAPEST: on each column the cheapest of the allowed flags of TP and EP overlap."""
-    f[CHEAPEST], b[CHEAPEST], w[CHEAPEST], r[CHEAPEST] = np.inf, np.inf, np.inf, np.inf
+def cheapest(flags, cols, r):
+    """Fill row CHEAPEST: on each column the cheapest of the allowed flags of TP and EP overlap, never alone."""
+    cols[CHEAPEST], r[CHEAPEST] = np.inf, np.inf
     for q in range(4):
         if flags[0, q >> 1] >= 0 and flags[1, q & 1] >= 0:
-            for k in range(f.shape[1]):
-                f[CHEAPEST, k] = min(f[CHEAPEST, k], f[q, k])
-                b[CHEAPEST, k] = min(b[CHEAPEST, k], b[q, k])
-                w[CHEAPEST, k] = min(w[CHEAPEST, k], w[q, k])
-                for choice in range(r.shape[1]):
-                    r[CHEAPEST, choice, k] = min(r[CHEAPEST, choice, k], r[q, choice, k])
+            cols[CHEAPEST] = np.minimum(cols[CHEAPEST], cols[q])
+            r[CHEAPEST] = np.minimum(r[CHEAPEST], r[q])
+    cols[CHEAPEST, 3:] = 0.0
+    r[CHEAPEST, :, :, 1:] = 0.0
 
 
 @njit(cache=True)
-def least_seconds(t, part, i, place, options, f, b, w, r, out):
+def least_seconds(t, part, i, place, options, cols, r, out):
     """Seconds of each class of chunks under the cheapest flags and the cheapest recompute: out [3, Q]."""
     base, again = t.base[part.row[i]], t.again[part.row[i]][options.corner :]
     for q in range(4):
-        choose_columns(base, again, q >> 1, q & 1, f[q], b[q], w[q], r[q])
-    cheapest(part.flags[i], f, b, w, r)
+        choose_columns(base, again, q >> 1, q & 1, cols[q], r[q])
+    cheapest(part.flags[i], cols, r)
     splits = splits_backward(part.schedule[i])
+    once, repeated, nothing = np.empty(ONCE), np.empty(AGAIN), np.zeros(4)
     for j in range(place.counts.shape[0]):
-        once = once_seconds(place.counts, j, f[CHEAPEST], b[CHEAPEST], w[CHEAPEST])
-        tr = again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST])
-        out[0, j], out[1, j], out[2, j] = chunk_seconds(once, tr, splits, 0, 0, (0.0, 0.0))
+        once_seconds(place.counts, j, cols[CHEAPEST], once)
+        again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)
+        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, 0, 0, nothing)
 
 
 @njit(cache=True)
@@ -101,10 +110,13 @@ def _least_memory(t, part, i, place, options):
     p = part.pp[i]
     base, again = t.base[part.row[i]], t.again[part.row[i]]
     net, c = t.nets[part.net[i]], t.constants
-    saved, live = np.empty(place.counts.shape[0]), np.empty(place.counts.shape[0])
-    flying = np.empty(place.slots.shape)
+    num_classes = place.counts.shape[0]
+    saved, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
     in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], flying)
+    owed_peak(part.schedule[i], p, part.m[i], late)
     chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, live)
+    owed_bytes(place.counts, base, owed)
     rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)
     line = np.empty(NUM_ITEMS)
     memory = 0.0
@@ -114,18 +126,18 @@ def _least_memory(t, part, i, place, options):
             if part.zero[i, z] >= 0:
                 s = static_bytes(rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
                 static = min(static, s)
-        memory = max(memory, (static + moving_bytes(rank, place.slots, flying, saved, live, line)) + rest)
+        memory = max(memory, (static + moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)) + rest)
     return memory
 
 
 @njit(cache=True)
 def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories: np.ndarray) -> None:
     """Lower bounds of each structure: `steps` (the busy time of its busiest rank, so cheap), `memories` [S]."""
-    f, b, w, r = seconds_scratch(1, t.base.shape[1])
+    cols, r = seconds_scratch(1, t.base.shape[1])
     seconds = np.empty((3, np.max(t.layouts[:, 1])))
     for i in range(part.id.size):
         place = place_of(t, part.layout[i], part.pp[i])
-        least_seconds(t, part, i, place, options, f, b, w, r, seconds)
+        least_seconds(t, part, i, place, options, cols, r, seconds)
         each = part.m[i] / 2 if part.schedule[i] == DUALPIPE else part.m[i] * 1.0
         busy = 0.0
         for rank in place.leads:

@@ -17,6 +17,7 @@ import numpy as np
 
 from estimator.batch import splits_backward
 from estimator.compose import (
+    PASSES,
     Net,
     Tables,
     chunk_seconds,
@@ -55,7 +56,7 @@ def sweep(
     """Offer every candidate of these structures to `front`; `lows` [S, 2] are their corners, COUNTS are added up."""
     c = t.constants
     x = new_scratch(t, options)
-    f, b, w, r = seconds_scratch(1, t.base.shape[1])
+    cols, r = seconds_scratch(1, t.base.shape[1])
     seconds = np.empty((3, x.traffic.shape[0]))
     lane_o, lane_g, lane_kind = np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64)
     num_plain = options.plain.shape[0]
@@ -76,9 +77,10 @@ def sweep(
         place = place_of(t, part.layout[i], job.p)
         if prune:
             # The corner takes the place of recompute 0, whose own seconds come later.
-            least_seconds(t, part, i, place, options, f, b, w, r, seconds)
+            least_seconds(t, part, i, place, options, cols, r, seconds)
             for j in range(place.counts.shape[0]):
-                x.once[CHEAPEST, 0, j], x.once[CHEAPEST, 1, j], x.once[CHEAPEST, 2, j] = seconds[:, j]
+                x.once[CHEAPEST, j] = 0.0
+                x.once[CHEAPEST, j, :3] = seconds[:, j]
                 x.again[CHEAPEST, 0, j] = 0.0
             x.fits[:] = False
             x.fits[0] = True
@@ -123,7 +125,7 @@ def _fill_least(job, place, x):
     least, fits, flags, lane_o = x.least, x.fits, job.flags, job.o
     job.g[:] = CHEAPEST
     job.kind[:] = 0
-    classes = x.classes[: 3 * place.counts.shape[0]]
+    classes = x.classes[: PASSES * place.counts.shape[0]]
     n = 0
     for o in range(job.num):
         if fits[o]:
@@ -211,17 +213,15 @@ def _fill_classes(job, place, once, again, traffic, classes):
     for lane in range(WIDTH):
         o, g, z, dp = lane_o[lane], lane_g[lane], _lowest_zero(lane_kind[lane]), _dp_of(lane_kind[lane])
         for j in range(num):
-            tf, tb, tw = chunk_seconds(
-                (once[g, 0, j], once[g, 1, j], once[g, 2, j]), again[g, o, j], splits, z, dp,
-                (traffic[j, 0], traffic[j, 1]),
-            )  # fmt: skip
-            classes[j, lane], classes[num + j, lane], classes[2 * num + j, lane] = tf, tb, tw
+            passes = chunk_seconds(once[g, j], again[g, o, j], splits, z, dp, traffic[j])
+            for n in range(PASSES):
+                classes[n * num + j, lane] = passes[n]
 
 
 @njit(cache=True)
 def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
-    leads, covers, classes = place.leads.size, x.covers, x.classes[: 3 * place.counts.shape[0]]
+    leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
     _fill_classes(job, place, x.once, x.again, x.traffic, classes)
     span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m)
     rank_windows(place.leads, place.slots, classes, covers)

@@ -14,6 +14,9 @@ import numpy as np
 
 from estimator.batch import fixed_bytes, staging_bytes
 from estimator.compose import (
+    AGAIN,
+    ONCE,
+    PASSES,
     Net,
     again_seconds,
     bucketed_terms,
@@ -27,8 +30,16 @@ from estimator.compose import (
 )
 from estimator.jit import njit
 from estimator.lanes import WIDTH
-from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, second_set, static_bytes
-from estimator.span import DUALPIPE, in_flight_peak, scratch_rows
+from estimator.memory import (
+    ITEMS,
+    WORKSPACE_BYTES,
+    chunk_bytes,
+    moving_bytes,
+    owed_bytes,
+    second_set,
+    static_bytes,
+)
+from estimator.span import DUALPIPE, in_flight_peak, owed_peak, scratch_rows
 from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
 
 __all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "new_scratch"]
@@ -40,8 +51,9 @@ NUM_ITEMS = len(ITEMS)
 class Scratch(NamedTuple):
     """Arrays that every structure writes anew.
 
-    Per pair of TP and EP flags and CHEAPEST: seconds of block kinds `f`, `b`, `w` [5, K] and of recompute `r`
-    [5, choices, K]; of classes of chunks `once` [5, 3, Q] and `again` [5, recomputes, Q]; `traffic` [Q, 2] of ZeRO.
+    Per pair of TP and EP flags and CHEAPEST: columns of block kinds `cols` [5, ONCE, K] and of recompute `r`
+    [5, choices, K, AGAIN]; of classes of chunks `once` [5, Q, ONCE], `again` [5, recomputes, Q, AGAIN]; `traffic`
+    [Q, 4] of ZeRO.
 
     Per recompute: `moving`, `total` [recomputes, p], `memory` [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage;
     bare, then per bucket; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
@@ -50,13 +62,11 @@ class Scratch(NamedTuple):
     Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
     [3, buckets, leads, 4], total and least of each, `update` [4].
 
-    In lanes: `classes` [3 Q], `chunks` [3 C], `pipe`, `covers` [2 leads], `held` [1 + buckets] (memory), `witness` [2]
-    (the point that beat a lane's last candidate: it often beats the next), `out` [2].
+    In lanes: `classes` [PASSES Q], `chunks` [PASSES C], `pipe`, `covers` [2 leads], `held` [1 + buckets] (memory),
+    `witness` [2] (the point that beat a lane's last candidate: it often beats the next), `out` [2].
     """
 
-    f: np.ndarray
-    b: np.ndarray
-    w: np.ndarray
+    cols: np.ndarray
     r: np.ndarray
     once: np.ndarray
     again: np.ndarray
@@ -108,14 +118,14 @@ def new_scratch(t, options):
     kinds, most, deepest = t.base.shape[1], np.max(t.layouts[:, 1]), np.max(t.layouts[:, 7])
     ranks, leads = np.max(t.layouts[:, 5]), np.max(t.layouts[:, 9])
     num, buckets = options.plain.shape[0] + options.block_layers.size, options.buckets.size
-    f, b, w, r = seconds_scratch(t.again.shape[1], kinds)
+    cols, r = seconds_scratch(t.again.shape[1], kinds)
     witness = np.full((2, WIDTH), np.inf)
     return Scratch(
-        f, b, w, r, np.empty((5, 3, most)), np.empty((5, num, most)), np.empty((most, 2)), np.empty((num, ranks)),
-        np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)), np.empty((2, 4, num), np.bool_),
-        np.empty(num, np.bool_), np.empty(num),
-        np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((3 * most, WIDTH)),
-        np.empty((3 * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
+        cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, 4)),
+        np.empty((num, ranks)), np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
+        np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num),
+        np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
+        np.empty((PASSES * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
         np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
     )  # fmt: skip
 
@@ -130,16 +140,16 @@ def choice_of(options, num_plain, o):
 def fill_seconds(t, part, job, place, options, prune, x):
     """Seconds of every class of chunks under every pair of flags and recompute, and of ZeRO's traffic."""
     base, again, net = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]]
-    f, b, w, r, once, repeated, traffic = x.f, x.b, x.w, x.r, x.once, x.again, x.traffic
+    cols, r, once, repeated, traffic = x.cols, x.r, x.once, x.again, x.traffic
     for g in range(4):
-        choose_columns(base, again, g >> 1, g & 1, f[g], b[g], w[g], r[g])
-    cheapest(job.flags, f, b, w, r)
+        choose_columns(base, again, g >> 1, g & 1, cols[g], r[g])
+    cheapest(job.flags, cols, r)
     for j in range(place.counts.shape[0]):
-        traffic[j, 0], traffic[j, 1] = zero_traffic(place.counts, j, base, net, t.constants)
+        zero_traffic(place.counts, j, base, net, t.constants, traffic[j])
     for g in range(5):
         if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
             for j in range(place.counts.shape[0]):
-                once[g, 0, j], once[g, 1, j], once[g, 2, j] = once_seconds(place.counts, j, f[g], b[g], w[g])
+                once_seconds(place.counts, j, cols[g], once[g, j])
     for o in range(job.num):
         if not x.fits[o]:
             continue
@@ -147,7 +157,7 @@ def fill_seconds(t, part, job, place, options, prune, x):
         for g in range(5 if prune else 4):
             if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
                 for j in range(place.counts.shape[0]):
-                    repeated[g, o, j] = again_seconds(place.counts, place.first, j, layers, choice, r[g])
+                    again_seconds(place.counts, place.first, j, layers, choice, r[g], repeated[g, o, j])
 
 
 @njit(cache=True)
@@ -157,7 +167,10 @@ def fill_bytes(t, part, job, place, options, x):
     p, num_classes = job.p, place.counts.shape[0]
     dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
     rank_params(place.held, base, dense, expert)
-    saved, live, line = np.empty(num_classes), np.empty(num_classes), np.empty(NUM_ITEMS)
+    saved, live, owed, line = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(NUM_ITEMS)
+    late = np.empty((2, p, place.slots.shape[1]))
+    owed_peak(job.code, p, job.m, late)
+    owed_bytes(place.counts, base, owed)
     moving, plain, update = x.moving, x.plain, x.update
     fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
     staged = np.empty((options.buckets.size, p))
@@ -173,7 +186,7 @@ def fill_bytes(t, part, job, place, options, x):
             choice, layers = choice_of(options, job.num_plain, o)
             chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
             for rank in range(p):
-                moving[o, rank] = moving_bytes(rank, place.slots, flying, saved, live, line)
+                moving[o, rank] = moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)
         for z in range(4):
             if job.zero[z] < 0:
                 continue

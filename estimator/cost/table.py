@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.cost.collective import Linear, collective
+from estimator.cost.collective import Linear, collective, tier_loads
 from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, side
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
@@ -53,6 +53,9 @@ class Base(IntEnum):
     TILE_S = 20
     MEASURED_S = 21
     ROOFLINE_S = 22
+    F_EP_WIRE = 23  # seconds of expert traffic on the outermost tier, whatever hides it
+    B_EP_WIRE = 24
+    OWED_BYTES = 25  # what a split backward leaves for its weight gradients: inputs and output gradients of GEMMs
 
 
 class Again(IntEnum):
@@ -72,6 +75,7 @@ class Again(IntEnum):
     MEASURED_S = 11
     ROOFLINE_S = 12
     LOGITS_BYTES = 13  # the part of SAVED_BYTES that the vocabulary takes
+    R_EP_WIRE = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,7 @@ class _Pricer:
     recipe: PrecisionRecipe
     backends: tuple[Backend, ...]
     costs: dict[tuple[Traffic, Group, float, int], Linear] = field(default_factory=dict)
+    outer: dict[tuple[Traffic, Group, float, int], Array] = field(default_factory=dict)
 
     def base(self, block: Block, priced: dict[str, _Priced]) -> dict[Base, Array]:
         phases = {p: self._phase(block, p, priced) for p in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD)}
@@ -139,6 +144,8 @@ class _Pricer:
             mine = [(w.elements, per[w.linear]) for w in weights if w.expert is expert]
             out[Base[f"{prefix}_PARAMS"]] = sum((elements for elements, _ in mine), 0.0)
             out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
+        out[Base.F_EP_WIRE], out[Base.B_EP_WIRE] = phases[Phase.FORWARD].ep_wire, phases[Phase.BACKWARD].ep_wire
+        out[Base.OWED_BYTES] = self.owed_bytes(block)
         return out
 
     def again(self, block: Block, priced: dict[str, _Priced], kept_all: Array, transient: Array) -> dict[Again, Array]:
@@ -151,6 +158,7 @@ class _Pricer:
         # While one block's backward runs, what recompute brings back is alive beside the widest op's tensors.
         out[Again.LIVE_BYTES] = larger(kept_all - saved, 0.0) + transient
         out[Again.FLOPS] = phase.flops
+        out[Again.R_EP_WIRE] = phase.ep_wire
         for source in ("tile", "measured", "roofline"):
             out[Again[f"{source.upper()}_S"]] = phase.by_source.get(source, 0.0)
         return out
@@ -163,6 +171,8 @@ class _Pricer:
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
+                if op.group is Group.EP:
+                    total.ep_wire = total.ep_wire + self.outermost_seconds(op)
                 if op.partners:
                     total.add_fused(op, self.traffic_seconds(op, pieces(op, chunks)), pieces(op, chunks))
                 continue
@@ -200,6 +210,30 @@ class _Pricer:
                 op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
             )
         return self.costs[key].seconds(op.payload, num)
+
+    def outermost_seconds(self, op: Op) -> Array:
+        """Seconds for which a collective op moves bytes over the outermost tier."""
+        assert op.collective is not None
+        assert op.group is not None
+        key = (op.collective, op.group, op.fanout, op.max_domains)
+        if key not in self.outer:
+            members = self.system.members(*self.group(op.group))
+            loads = tier_loads(op.collective, self.system, members, fanout=op.fanout, max_domains=op.max_domains)
+            self.outer[key] = self.costs[key].per_byte * _plain(loads[..., -1])
+        return self.outer[key] * op.payload
+
+    def owed_bytes(self, block: Block) -> Array:
+        """Inputs and output gradients of GEMMs, each once: what weight gradients read that run after the backward."""
+        total: Array = 0.0
+        seen: set[tuple[str, bool]] = set()
+        for op in block.of_phase(Phase.WEIGHT_GRAD):
+            width = self.recipe.gemm.nbytes if op.role is Role.LINEAR_INPUT else self.recipe.nbytes(op.role)
+            # The outputs of a backward op are forward's inputs, its inputs are gradients of forward's outputs.
+            for name, is_gradient in ((op.outputs[0], False), (op.inputs[0], True)):
+                if (name, is_gradient) not in seen:
+                    seen.add((name, is_gradient))
+                    total = total + block.tensors[name].elements * width
+        return total
 
     def group(self, group: Group) -> tuple[Array, Array]:
         """Size and rank stride: tp, cp, dp, pp from the inside out; etp, ep, edp fold over the same ranks."""
@@ -262,6 +296,7 @@ class _PhaseSeconds:
         self.flops: Array = 0.0
         self.num_kernels = 0
         self.traffic: dict[tuple[Group, bool], Array] = {}
+        self.ep_wire: Array = 0.0
         self.by_source: dict[str, Array] = {}
 
     def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
@@ -318,3 +353,8 @@ class _PhaseSeconds:
             ep + ep_fixed,
             beside(rest, ep) + ep_fixed,
         )
+
+
+def _plain(value: np.ndarray) -> Array:
+    """A number where there is one row, so that scalars stay plain floats."""
+    return value if value.ndim else float(value)

@@ -61,11 +61,12 @@ class PassWriter:
     traffic: GradientTraffic
     shares: Shares
     zero: int  # 0 where nobody shares anything
+    joined_s: float = 0.0  # as of Script
     _writers: dict[tuple[BlockRun, bool], BlockWriter] = field(default_factory=dict)
 
     def write(self, blocks: Sequence[BlockRun], kind: Kind) -> Script:
         """The script of one micro-batch's pass over a chunk of these blocks (in model order)."""
-        script = Script(num_links=self.system.num_tiers)
+        script = Script(num_links=self.system.num_tiers, joined_s=self.joined_s)
         is_forward = kind is Kind.F
         places = range(len(blocks)) if is_forward else range(len(blocks) - 1, -1, -1)
         for place in places:

@@ -44,6 +44,9 @@ class Script:
     """Columns of the tasks written so far. `tail`: what the next task waits for."""
 
     num_links: int
+    joined_s: float = (
+        0.0  # kernels that follow one another with nothing between them become one task of so many seconds
+    )
     lane: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     category: list[Category] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Script:
     entries: list[int] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     visits: list[Visit] = field(default_factory=list)
+    runs: dict[int, tuple[float, float]] = field(default_factory=dict)  # kernel and launch seconds of joined kernels
     ahead: list[tuple[int, int]] = field(default_factory=list)  # gathers that may start n visits before the pass ends
 
     def __len__(self) -> int:
@@ -68,9 +72,39 @@ class Script:
         alloc: float = 0.0, free: float = 0.0,
     ) -> int:  # fmt: skip
         """A kernel."""
+        if after is None and self._joins(category, seconds):
+            return self._join(name, seconds, launch_s, alloc, free)
         nothing = np.zeros(self.num_links)
         return self._add(name, Lane.COMPUTE, Transfer(seconds, nothing, 0.0), category, Shield.NOTHING, after, launch_s,
                          alloc, free)  # fmt: skip
+
+    def _joins(self, category: Category, seconds: float) -> bool:
+        """Whether a kernel may become part of the one before it."""
+        last = len(self) - 1
+        if not self.joined_s or self.tail != [last] or self.seconds[last] + seconds > self.joined_s:
+            return False
+        begins = bool(self.visits) and self.visits[-1].stop == len(self)  # a block's tasks are its own
+        return (
+            self.tail == [last] and self.lane[last] == Lane.COMPUTE and self.category[last] is category and not begins
+        )
+
+    def _join(self, name: str, seconds: float, launch_s: float, alloc: float, free: float) -> int:
+        """Add a kernel to the last task: its time, its launch, the most that both hold and what is left of it.
+
+        The device waits where launches take longer than kernels (the estimate's rule for a block). Shorter in tasks,
+        not in time; what is lost is when exactly memory peaks.
+        """
+        last = len(self) - 1
+        held = self.alloc_bytes[last] - self.free_bytes[last]
+        pure, launches = self.runs.get(last, (self.seconds[last], self.launch_s[last]))
+        pure, launches = pure + seconds, launches + launch_s
+        self.runs[last] = (pure, launches)
+        self.seconds[last] = max(pure, launches - self.launch_s[last])
+        self.alloc_bytes[last] = max(self.alloc_bytes[last], held + alloc)
+        self.free_bytes[last] = self.alloc_bytes[last] - (held + alloc - free)
+        if not self.name[last].endswith(name):
+            self.name[last] = f"{self.name[last].partition(' ... ')[0]} ... {name}"
+        return last
 
     def transfer(
         self, name: str, lane: Lane, what: Transfer, category: Category, shield: Shield, *,

@@ -7,8 +7,6 @@ tier. Neglected: what arrives shares no link with what is sent (full duplex); ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from estimator.build import LAYER_BLOCKS, build
 from estimator.detail.ends import Ends
 from estimator.detail.instances import Instances
@@ -23,7 +21,7 @@ from estimator.passes import lower, recompute
 from estimator.precision import recipe
 from estimator.result import StepResult
 from estimator.rules import Case, check, explain
-from estimator.schedule import Kind, Order, Pass, order
+from estimator.schedule import Kind, Order, Pass, order, side_by_side
 from estimator.step import evaluate
 from estimator.strategy import RecomputeKind, Strategy
 from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of
@@ -33,6 +31,8 @@ from hardware.system import SystemSpec
 
 __all__ = ["MAX_TASKS", "unroll", "unroll_estimate"]
 
+COARSE_ABOVE = 1_500_000  # tasks; beyond it kernels are joined: a second or two to replay
+SHORT_S = 5e-4  # joined kernels of passes that take turns, which would wait for a longer one
 MAX_TASKS = 12_000_000  # about 3 GB while they are replayed
 STATIC_ITEMS = ("weights", "gradients", "optimizer_states", "buckets", "exchange_buffers", "workspace")
 
@@ -119,8 +119,11 @@ class _Unroller:
     def tasks(self) -> Tasks:
         """All of it."""
         orders = self._orders()
-        made = Instances(num_links=self.case.system.num_tiers)
-        passes = [[self._place(made, rank, item) for item in items] for rank, items in enumerate(orders)]
+        made, passes = self._placed(orders)
+        if len(made) > COARSE_ABOVE:
+            self.writer.joined_s = SHORT_S if self._beside else float("inf")
+            self.scripts.clear()
+            made, passes = self._placed(orders)
         if len(made) > MAX_TASKS:
             raise ValueError(
                 f"a step must unroll to at most {MAX_TASKS} tasks, but {self.m} micro-batches make {len(made)}; "
@@ -132,6 +135,10 @@ class _Unroller:
             zero=self.zero, shared=self.shared, chunks=self.chunks, layout=self.layout, passes=passes,
         ).write()  # fmt: skip
         return made.tasks(self._devices(), self.p)
+
+    def _placed(self, orders: Order) -> tuple[Instances, list[list[tuple[int, ...]]]]:
+        made = Instances(num_links=self.case.system.num_tiers)
+        return made, [[self._place(made, rank, item) for item in items] for rank, items in enumerate(orders)]
 
     @property
     def _beside(self) -> bool:
@@ -236,22 +243,6 @@ class _Unroller:
             )
             for stage in self.estimate.stages
         ]  # fmt: skip
-
-
-def side_by_side(items: Sequence[Pass]) -> list[Pass]:
-    """Each forward of the steady phase beside the backward that followed it: one micro-batch more is in flight.
-
-    So two micro-batches hide each other's expert traffic. Megatron-Core warms up by one more forward for it.
-    """
-    forwards = [item for item in items if item.kind is Kind.F]
-    backwards = [item for item in items if item.kind is Kind.BW]
-    assert len(forwards) + len(backwards) == len(items), "only plain forwards and backwards run side by side"
-    ahead = next(n for n, item in enumerate(items) if item.kind is Kind.BW)
-    pairs = [
-        Pass(Kind.PAIR, f.chunk, f.micro_batch, b.chunk, b.micro_batch)
-        for f, b in zip(forwards[ahead:], backwards, strict=False)
-    ]
-    return [*forwards[:ahead], *pairs, *backwards[len(pairs) :]]
 
 
 def _backward_of(item: Pass) -> tuple[int, int]:

@@ -13,8 +13,8 @@ SHAPES = [(1, 1, 4), (2, 1, 4), (4, 1, 8), (8, 1, 64), (16, 1, 40), (4, 2, 8), (
 
 
 @njit
-def side_by_side(code, f, b, w, hop, p, v, m, x, out):
-    put(out, 0, pipeline_spans(code, f, b, w, hop, p, v, m, x))
+def eight_at_once(code, f, b, w, lone_f, lone_b, hop, p, v, m, x, out):
+    put(out, 0, pipeline_spans(code, f, b, w, lone_f, lone_b, hop, p, v, m, x))
 
 
 @pytest.mark.parametrize("schedule", Schedule)
@@ -25,12 +25,16 @@ def test_every_lane_is_the_scalar_bit_for_bit(schedule):
             continue
         met += 1
         for hop in (0.0, 0.07):
-            f, b, w = (draw.uniform(0.5, 2.0, (p * v, WIDTH)) for _ in range(3))
+            f, b, w, lone_f, lone_b = (draw.uniform(0.5, 2.0, (p * v, WIDTH)) for _ in range(5))
             out = np.empty((1, WIDTH))
-            side_by_side(CODES[schedule], f, b, w, hop, p, v, m, np.empty((scratch_rows(p), WIDTH)), out)
+            eight_at_once(
+                CODES[schedule], f, b, w, lone_f, lone_b, hop, p, v, m, np.empty((scratch_rows(p), WIDTH)), out
+            )
             alone = [
-                pipeline_span(CODES[schedule], *(np.ascontiguousarray(t[:, lane]) for t in (f, b, w)), hop, p, v, m)
-                for lane in range(WIDTH)
+                pipeline_span(CODES[schedule], *times[:3], hop, p, v, m, *times[3:])
+                for times in (
+                    [np.ascontiguousarray(t[:, lane]) for t in (f, b, w, lone_f, lone_b)] for lane in range(WIDTH)
+                )
             ]
             assert out[0].tolist() == alone, (schedule, p, v, m, hop)
     assert met
