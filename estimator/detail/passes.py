@@ -116,6 +116,8 @@ class PassWriter:
             script.transfer("weights.gather", Lane.DP, what, Category.DP, Shield.NOTHING, alloc=nbytes)
             return
         done = len(script.visits)
+        if not script.tail:  # what the pass itself waits for, which the gather does not
+            script.compute("begin", 0.0, Category.FORWARD)
         after = list(script.visits[-PREFETCHED].tails) if done >= PREFETCHED else []
         waits = list(script.tail)
         task = script.transfer(
