@@ -106,14 +106,16 @@ def test_nothing_is_left_in_memory_after_a_step():
         assert tasks.alloc_bytes.sum() == pytest.approx(tasks.free_bytes.sum(), rel=1e-12)
 
 
-@pytest.mark.parametrize("overlap", [Overlap(), Overlap(tp=1, dp=1, pp=1)])
-def test_joined_kernels_change_the_number_of_tasks_and_not_the_time(overlap, monkeypatch):
+@pytest.mark.parametrize(("overlap", "rel"), [
+    (Overlap(), 1e-9), (Overlap(tp=1, dp=1, pp=1), 1e-3),  # a bucket leaves at the end of the nearest task
+])  # fmt: skip
+def test_joined_kernels_change_the_number_of_tasks_and_not_the_time(overlap, rel, monkeypatch):
     strategy = Strategy(tp=2, pp=4, vpp=2, schedule=Schedule.INTERLEAVED, sequence_parallel=True, overlap=overlap)
     fine = replayed(strategy)
     monkeypatch.setattr(unrolling, "COARSE_ABOVE", 0)
     coarse = replayed(strategy)
     assert len(coarse.timeline.tasks) < 0.95 * len(fine.timeline.tasks)
-    assert coarse.step_time_s == pytest.approx(fine.step_time_s, rel=1e-9)
+    assert coarse.step_time_s == pytest.approx(fine.step_time_s, rel=rel)
     assert max(coarse.peak_memory_bytes) == pytest.approx(max(fine.peak_memory_bytes), rel=0.02)
 
 
