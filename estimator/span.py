@@ -140,19 +140,22 @@ def alone_passes(schedule_code: int, p: int, v: int, m: int, out: np.ndarray) ->
 def owed_peak(schedule_code: int, p: int, m: int, out: np.ndarray) -> None:
     """Fill `out` [2, p, local]: micro-batches in flight, and weight gradients owed, when a rank first owes most.
 
-    ZB-H1 owes as many as its rank; DualPipe the split half of step 6 (schedule.py). Zero where backwards are whole.
+    Rank i of ZB-H1 owes i, and one more before it pays; DualPipe the split half of step 6, on the end ranks no more
+    than step 3 (schedule.py). Zero where backwards are whole.
     """
     out[:] = 0.0
     for i in range(p):
         if schedule_code == ZB_H1:
-            out[0, i, 0] = min(m, p - i)
-            out[1, i, 0] = min(m, p) - min(m, p - i)
+            out[0, i, 0] = max(min(m, p) - 1 - min(i, m - 1), 0)
+            out[1, i, 0] = min(i + 1, m)
         elif schedule_code == DUALPIPE:
             near = 0 if i < p // 2 else 1
             depth = min(i, p - 1 - i)
-            out[0, i, near] = p // 2 - 1 - depth
-            out[1, i, near] = depth // 2 + 1
-            out[1, i, 1 - near] = depth - depth // 2
+            if depth == 0 and p > 2:
+                out[0, i, near], out[1, i, 1 - near] = p - 1, 1
+            else:
+                out[0, i, near] = p // 2 - 1 - depth
+                out[1, i, near], out[1, i, 1 - near] = depth // 2 + 1, depth - depth // 2
 
 
 @njit(cache=True)

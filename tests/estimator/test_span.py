@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator.schedule import check_conditions, in_flight, order, placement, simulate
-from estimator.span import CODES, in_flight_peak, pipeline_span
+from estimator.schedule import Kind, Order, check_conditions, in_flight, order, placement, side_by_side, simulate
+from estimator.span import CODES, alone_passes, in_flight_peak, owed_peak, pipeline_span
 from estimator.strategy import Schedule
 
 Shape = tuple[Schedule, int, int, int]
@@ -114,3 +116,65 @@ def test_activations_in_flight_are_those_of_the_order(shape: Shape) -> None:
 def test_every_schedule_has_a_code() -> None:
     assert sorted(CODES.values()) == list(range(len(Schedule)))
     assert set(CODES) == set(Schedule)
+
+
+PAIRED = [
+    *((Schedule.DUALPIPE, p, m, 1) for p, m in ((2, 4), (4, 8), (4, 22), (8, 16), (8, 40))),
+    *((Schedule.INTERLEAVED, p, m, v) for p, m, v in ((2, 4, 2), (4, 8, 2), (4, 16, 4), (8, 64, 2), (2, 32, 8))),
+    *((Schedule.ONE_F_ONE_B, 1, m, 1) for m in (2, 3, 9)),
+]
+
+
+def in_pairs(schedule: Schedule, p: int, m: int, v: int) -> Order:
+    passes = order(schedule, p, m, v)
+    return passes if schedule is Schedule.DUALPIPE else [side_by_side(items) for items in passes]
+
+
+@pytest.mark.parametrize("shape", PAIRED, ids=str)
+def test_passes_alone_are_those_of_the_order_without_a_partner(shape: Shape) -> None:
+    schedule, p, m, v = shape
+    chunks = placement(schedule, p, v)
+    out = np.zeros((2, *chunks.shape))
+    alone_passes(CODES[schedule], p, v, m, out)
+    for kinds, counted in zip(((Kind.F,), (Kind.B, Kind.BW)), out, strict=True):
+        for rank, items in enumerate(in_pairs(*shape)):
+            alone = Counter(item.chunk for item in items if item.kind in kinds)
+            assert [alone[chunk] for chunk in chunks[rank].tolist()] == counted[rank].tolist()
+
+
+@pytest.mark.parametrize("shape", PAIRED, ids=str)
+@pytest.mark.parametrize("hop", [0.0, 0.1])
+def test_a_span_in_pairs_is_that_of_the_simulated_order(shape: Shape, hop: float) -> None:
+    schedule, p, m, v = shape
+    num_chunks = int(placement(schedule, p, v).max()) + 1
+    f, b, w = np.full(num_chunks, 1.0), np.full(num_chunks, 1.2), np.full(num_chunks, 0.8)
+    alone = (f + 0.4, b + 0.5)
+    truth = simulate(in_pairs(*shape), f, b, w, hop, alone).span
+    span = pipeline_span(CODES[schedule], f, b, w, hop, p, v, m, *alone)
+    # Interleaved: the ring runs a pair as two passes in a row, of which the first gives its output early.
+    assert span == pytest.approx(truth, rel=0.03 if schedule is Schedule.INTERLEAVED else 2e-3)
+    if schedule is not Schedule.INTERLEAVED and hop == 0.0:
+        assert span == pytest.approx(truth, rel=1e-12)
+    assert span > pipeline_span(CODES[schedule], f, b, w, hop, p, v, m, f, b)
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), [
+    (Schedule.ZB_H1, 4, 8), (Schedule.ZB_H1, 8, 8), (Schedule.ZB_H1, 8, 3), (Schedule.ZB_H1, 2, 1),
+    (Schedule.DUALPIPE, 2, 4), (Schedule.DUALPIPE, 4, 8), (Schedule.DUALPIPE, 8, 40),
+])  # fmt: skip
+def test_weight_gradients_owed_are_those_of_the_order(schedule: Schedule, p: int, m: int) -> None:
+    chunks = placement(schedule, p, 1)
+    out = np.zeros((2, *chunks.shape))
+    owed_peak(CODES[schedule], p, m, out)
+    for rank, items in enumerate(order(schedule, p, m)):
+        flying, owed = Counter[int](), Counter[int]()
+        most: tuple[int, list[int], list[int]] = (-1, [], [])
+        for item in items:
+            flying[item.chunk] += item.kind in {Kind.F, Kind.PAIR}
+            back = item.back_chunk if item.kind is Kind.PAIR else item.chunk
+            flying[back] -= item.kind in {Kind.B, Kind.BW, Kind.PAIR}
+            owed[back] += (item.kind is Kind.B) - (item.kind is Kind.W)
+            if owed.total() > most[0]:
+                places = chunks[rank].tolist()
+                most = (owed.total(), [flying[j] for j in places], [owed[j] for j in places])
+        assert (out[0, rank].tolist(), out[1, rank].tolist()) == most[1:]
