@@ -165,16 +165,18 @@ class _Pricer:
 
     def _phase(self, block: Block, phase: Phase, priced: dict[str, _Priced]) -> _PhaseSeconds:
         """The ops of one phase; `priced` [op name] collects forward prices and gives them to recompute."""
-        chunks = self.strategy.tp_chunks
+        chunks, tp = self.strategy.tp_chunks, self.strategy.tp
+        alone = isinstance(tp, float | int) and tp == 1  # a row by itself: nothing to cut
         total = _PhaseSeconds(self.strategy.tp, self.strategy.cp, self.system.chip.launch_s)
-        cut = cuts(block.of_phase(phase), chunks)
+        cut = {} if alone else cuts(block.of_phase(phase), chunks)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
                 if op.group is Group.EP:
                     total.ep_wire = total.ep_wire + self.outermost_seconds(op)
-                if op.partners:
-                    total.add_fused(op, self.traffic_seconds(op, pieces(op, chunks)), pieces(op, chunks))
+                if op.partners and not alone:
+                    num = pieces(op, chunks)
+                    total.add_fused(op, self.traffic_seconds(op, num), num)
                 continue
             if phase is Phase.RECOMPUTE:
                 p, cut_s = priced[op.name]
@@ -191,7 +193,7 @@ class _Pricer:
 
         Never less than whole: the tile model fills a last wave by splitting k only where it is the first.
         """
-        if num == 1 or (isinstance(self.strategy.tp, float | int) and self.strategy.tp == 1):
+        if num == 1:
             return whole
         rows, *others = op.dims
         piece = op.but(dims=(rows._replace(size=rows.size / num), *others))

@@ -175,7 +175,8 @@ def _describe_space(name: str) -> tuple[Row, ...]:
         Row("raw size", f"{space.raw_size:,}", "product of the axes"),
     ]
     wide = [(axis, values) for axis, values in space.axes.items() if len(values) > 1]
-    return (*rows, *(Row(axis, f"{len(values)} values", "") for axis, values in wide))
+    free = (Row(axis, "search", "left to a sampler") for axis in space.open_axes)
+    return (*rows, *(Row(axis, f"{len(values)} values", "") for axis, values in wide), *free)
 
 
 _LIST: Mapping[str, Any] = {"chips": _chips, "clusters": _clusters, "models": _models, "spaces": _spaces}

@@ -71,6 +71,7 @@ def _checked(space: Space, name: str) -> Space:
         raise SpaceError(
             f"{name}: search.sampler: is not known; got {space.options.sampler.value}; accepted {accepted}"
         )
+    space.refuse_open()  # each of these samplers needs the list of points
     return space
 
 
@@ -110,6 +111,7 @@ def _understood(space: Space, place: str) -> list[str]:
         "system": "; ".join([*systems[:3], *([f"{len(systems) - 3} more"] if len(systems) > 3 else [])]),
         "workload": f"{work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
         "space": f"{format_count(space.raw_size)} points" + (f" = {axes}" if axes else ""),
+        "free": ", ".join(space.open_axes),
         "objectives": ", ".join(f"{o.column} {'down' if o.minimise else 'up'}" for o in space.objectives),
         "constraints": "; ".join(constraint.expression.text for constraint in space.constraints),
         "reference": ", ".join(space.references),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from estimator.result import COLUMNS
-from estimator.strategy import ContextParallel, Fusion, Overlap, Recompute, Schedule, Strategy
+from estimator.strategy import Chunks, ContextParallel, Fusion, Overlap, Recompute, Schedule, Strategy
 from results.schema import (
     FRONT_FIELDS,
     STRATEGY_NAMES,
@@ -81,9 +81,12 @@ STRATEGY = Strategy(
     zero_stage=2,
     recompute=Recompute.parse("block"),
     recompute_layers=4,
+    recompute_per_chunk=(4, 0, 6, 1),
+    tp_chunks=Chunks(attention_out=2, mlp_in=8),
     precision="fp8_block",
     overlap=Overlap(tp=1, dp=1),
     bucket_bytes=500_000_000,
+    expert_bucket_bytes=0,
     fusion=frozenset({Fusion.FUSED_LOSS}),
 )
 
@@ -113,6 +116,11 @@ def test_strategy_json_nests_overlap_and_writes_out_what_is_off(make_front):
         160_000_000,
     )
     assert strategy_json(row | {"layout": "3+4"})["layout"] == [3, 4]
+    assert (nested["recompute_per_chunk"], nested["expert_bucket_bytes"]) == ("same", None)
+    assert nested["tp_chunks"] == {"attention_in": 4, "attention_out": 4, "mlp_in": 4, "mlp_out": 4}
+    told = strategy_json(row | {"recompute_per_chunk": "3+0", "tp_chunks": "1+2+4+8", "expert_bucket_bytes": 0})
+    assert (told["recompute_per_chunk"], told["expert_bucket_bytes"]) == ([3, 0], 0)
+    assert list(told["tp_chunks"].values()) == [1, 2, 4, 8]
     assert json.loads(json.dumps(nested)) == nested
 
 

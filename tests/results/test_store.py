@@ -309,6 +309,19 @@ def test_parquet_of_another_schema_is_refused(run, make_front):
         run.read_front()
 
 
+def test_a_run_from_before_a_column_reads_its_default(run, make_front):
+    front = make_front(2)
+    run.write_front(front.columns)
+    file = run.path / "front.parquet"
+    older = ["rank_order", "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes"]
+    pq.write_table(pq.read_table(file).drop_columns(older), file)
+    read = run.read_front()
+    assert read.names == front.names
+    for name in front.names:
+        np.testing.assert_array_equal(read[name], front[name])
+    assert read.row(0) == front.row(0)
+
+
 def test_a_manifest_takes_finite_numbers_and_known_states_only(run):
     with pytest.raises(ValueError, match="numbers must be finite"):
         run.update_manifest(hypervolume={"value": math.nan})

@@ -110,6 +110,18 @@ def test_settings_name_what_has_an_effect_and_nothing_else(make_front):
         assert phrase in switched
 
 
+def test_settings_tell_what_chunks_and_experts_have_of_their_own_where_it_acts(make_front):
+    row = make_front(1).row(0)
+    own = row | {"recompute": "block", "recompute_per_chunk": "2+0", "tp_chunks": "1+2+4+4", "expert_bucket_bytes": 0}
+    quiet = settings(own)
+    assert "recompute block of 2+0 layers by chunk" in quiet
+    assert not any("pieces" in phrase or "experts" in phrase for phrase in quiet)
+    loud = settings(own | {"overlap_tp": True, "overlap_dp": True})
+    assert "tp in 1+2+4+4 pieces" in loud
+    assert "of experts all at once" in loud
+    assert "of experts 1.0 MiB" in settings(own | {"overlap_dp": True, "expert_bucket_bytes": 2**20})
+
+
 def test_every_setting_of_a_row_is_shown_once(make_front):
     front = make_front(3, zero_stage=[0, 1, 1])
     text = " ".join(front_table(front, STEP_AND_MEMORY).split())

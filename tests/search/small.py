@@ -159,6 +159,7 @@ AXES: Mapping[str, Sequence[str]] = {
         "none", "selective", "full", "block", "[layernorm]", "[mlp_act]", "[mla_up_proj]", "[moe]", "[moe, mlp]",
     ),
     "zero_stage": ("0", "1", "2", "3"), "bucket_bytes": ("0", "3e5", "25e6", "1e9", "1e13"),
+    "tp_chunks": ("4", "1", "{attention_out: 2, mlp_in: 9}"), "expert_bucket_bytes": ("null", "0", "1e7", "1e12"),
 }  # fmt: skip
 LAYERS = ("1", "2", "3", "7", "16", "40")
 OBJECTIVES = (
@@ -186,7 +187,9 @@ def any_space(seed: int) -> Space:
         return f"[{', '.join(draw.sample(values, min(draw.choice((1, 1, 2, most)), len(values))))}]"
 
     while True:
-        unlikely = {"cp", "vpp", "etp", "rank_order"} | ({"ep"} if model == "llama" else set())
+        unlikely = {"cp", "vpp", "etp", "rank_order", "tp_chunks", "expert_bucket_bytes"} | (
+            {"ep"} if model == "llama" else set()
+        )
         axes = {n: some(v, 3) for n, v in AXES.items() if draw.random() < (0.15 if n in unlikely else 0.6)}
         if "block" in axes.get("recompute", ""):
             axes["recompute_layers"] = f"[{', '.join(sorted(draw.sample(LAYERS, draw.choice((1, 2, 4))), key=int))}]"

@@ -283,7 +283,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 STRATEGY_KEYS = {
     "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "schedule", "layout", "micro_batch", "zero_stage", "sequence_parallel",
     "context_parallel", "rank_order", "recompute", "recompute_layers", "precision", "optimizer", "overlap",
-    "bucket_bytes", "fusion",
+    "bucket_bytes", "fusion", "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes",
 }  # fmt: skip
 
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 import spaces
 from estimator.model_io import load_model
-from estimator.strategy import ContextParallel, Fusion, Module, Recompute, Schedule, Strategy
+from estimator.strategy import Chunks, ContextParallel, Fusion, Module, Recompute, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.catalog import cluster
-from search.axes import AXES, axis_values
+from search.axes import AXES, OPEN, axis_values
 from search.space import Keep, Sampler, SpaceError, load_space, parse_space, shipped_spaces
+from search.structures import enumerate_space
 from search.yaml_lines import parse_document
 
 HEAD = """\
@@ -93,6 +94,60 @@ def test_structure_values_are_enums_and_sets():
     assert axis("null", "layout") == (None,)
 
 
+def test_layers_by_chunk_are_a_list_and_several_a_list_of_lists():
+    assert axis("[2, 0, 1]", "recompute_per_chunk") == ((2, 0, 1),)
+    assert axis("[[2, 0], null, [1, 1]]", "recompute_per_chunk") == ((2, 0), None, (1, 1))
+    assert axis("null", "recompute_per_chunk") == (None,)
+
+
+def test_pieces_are_one_number_or_one_for_each_place():
+    assert axis("8", "tp_chunks") == (Chunks.parse("8"),)
+    assert axis("{mlp_out: 1}", "tp_chunks") == (Chunks(mlp_out=1),)
+    assert axis("[2, {attention_in: 1, mlp_in: 3}, {powers_of_two: [4, 8]}]", "tp_chunks") == (
+        Chunks.parse("2"), Chunks(attention_in=1, mlp_in=3), Chunks(), Chunks.parse("8"),
+    )  # fmt: skip
+
+
+def test_buckets_of_experts_are_bytes_or_none_of_their_own():
+    assert axis("[null, 25e6, 0]", "expert_bucket_bytes") == (None, 25_000_000, 0)
+
+
+FREE = ("fusion", "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "layout")
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_an_axis_may_be_left_to_a_sampler(name):
+    space = parse_space(f"{HEAD}strategy: {{{name}: search}}\n", "x.yaml")
+    assert space.axes[name] == (OPEN,)
+    assert space.open_axes == (name,)
+    assert not space.is_point
+    again = parse_space(space.resolved_yaml(), "resolved.yaml")
+    assert again == space
+    assert pickle.loads(pickle.dumps(space)).axes[name][0] is OPEN
+    for refused in (space.strategy, space.refuse_open, lambda: enumerate_space(space)):
+        with pytest.raises(SpaceError) as caught:
+            refused()
+        remedy = "'search' leaves it to a sampler: use --sampler nsga2, or give values"
+        assert str(caught.value) == f"small: strategy.{name}: {remedy}"
+
+
+def test_every_axis_left_to_a_sampler_is_named():
+    space = parse_space(f"{HEAD}strategy: {{layout: search, tp_chunks: search, tp: [1, 2]}}\n", "x.yaml")
+    assert space.open_axes == ("tp_chunks", "layout")
+    with pytest.raises(SpaceError, match=r"small: strategy\.tp_chunks, strategy\.layout: 'search' leaves"):
+        space.strategy()
+
+
+def test_references_of_an_open_axis_take_the_default():
+    text = f"{HEAD}strategy: {{layout: search, fusion: search, zero_stage: 1}}\nreference: {{ours: {{pp: 4}}}}\n"
+    assert parse_space(text, "x.yaml").references["ours"] == Strategy(pp=4, zero_stage=1)
+
+
+def test_other_axes_are_not_left_to_a_sampler():
+    assert {a.name for a in AXES if a.may_search} == set(FREE)
+    assert "must be a whole number; got 'search'" in refusal(f"{HEAD}strategy: {{tp: search}}\n")
+
+
 def test_overlap_flags_are_axes_of_their_own():
     space = parse_space(f"{HEAD}strategy: {{overlap: {{dp: [0, 1], ep: true}}}}\n", "x.yaml")
     assert (space.axes["overlap_dp"], space.axes["overlap_ep"], space.axes["overlap_tp"]) == ((0, 1), (1,), (0,))
@@ -149,6 +204,9 @@ strategy:
   layout: [8, 8, 8, 8]
   fusion: [[], [fused_loss, flash_attention]]
   recompute: [none, [layernorm, mlp], block]
+  recompute_per_chunk: [null, [2, 0, 0, 1]]
+  tp_chunks: [4, {{attention_in: 1}}]
+  expert_bucket_bytes: [null, 0, 1e8]
   sequence_parallel: [false, true]
 objectives: {{mfu: maximise, num_gpus: minimise}}
 constraints: ["schedule in ['1f1b', 'gpipe']", 'mfu >= 0.4']
@@ -183,6 +241,8 @@ def test_any_one_point_survives_resolving(data):
         "tp": st.integers(1, 64), "bucket_bytes": st.integers(0, 10**12), "schedule": st.sampled_from(list(Schedule)),
         "recompute": st.sets(st.sampled_from([m.value for m in Module]), min_size=1).map(list).map(Recompute.parse),
         "fusion": st.frozensets(st.sampled_from(list(Fusion))), "overlap_ep": st.integers(0, 1),
+        "tp_chunks": st.builds(Chunks, mlp_in=st.integers(1, 9)), "expert_bucket_bytes": st.none() | st.integers(0, 9),
+        "recompute_per_chunk": st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
         "layout": st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
     }  # fmt: skip
     space = parse_space(HEAD, "x.yaml")
@@ -281,6 +341,14 @@ MISTAKES = [
     ("strategy: {fusion: 3}", "must be a list of names; got 3"),
     ("strategy: {layout: [4, -1]}", "strategy.layout.1: must be at least 0"),
     ("strategy: {layout: 4}", "must be null or layers per chunk; got 4"),
+    ("strategy: {recompute_per_chunk: 2}", "must be null or recomputed layers per chunk; got 2"),
+    ("strategy: {recompute_per_chunk: [2, -1]}", "strategy.recompute_per_chunk.1: must be at least 0"),
+    ("strategy: {tp_chunks: 0}", "strategy.tp_chunks: must be at least 1 and at most 1024; got 0"),
+    ("strategy: {tp_chunks: {mlp_ni: 2}}", "strategy.tp_chunks.mlp_ni: unknown key 'mlp_ni'; did you mean 'mlp_in'"),
+    ("strategy: {tp_chunks: [2, {mlp_in: 0}]}", "strategy.tp_chunks.1.mlp_in: must be at least 1"),
+    ("strategy: {expert_bucket_bytes: -1}", "strategy.expert_bucket_bytes: must be at least 0"),
+    ("strategy: {tp_chunks: [4, search]}", "strategy.tp_chunks.1: must be a whole number; got 'search'"),
+    ("reference: {a: {layout: search}}", "reference.a.layout: must be null or layers per chunk; got 'search'"),
     ("strategy: 3", "x.yaml:5: strategy: must be a mapping; got 3"),
     ("objectives: [step_time]", "did you mean 'step_time_s'"),
     ("objectives: []", "must name 1 to 4 columns; got []"),
