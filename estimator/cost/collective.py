@@ -17,8 +17,8 @@ from estimator.op import Array, Traffic
 from hardware.link import Collective
 from hardware.system import SystemSpec
 
-__all__ = ["Linear", "collective", "nested", "nested_members", "point_to_point", "point_to_point_loads",
-           "scalar_all_reduce_latency", "tier_loads"]  # fmt: skip
+__all__ = ["Linear", "collective", "nested", "nested_members", "outermost_load", "point_to_point",
+           "point_to_point_loads", "scalar_all_reduce_latency", "tier_loads"]  # fmt: skip
 
 
 WIRE = {
@@ -188,6 +188,24 @@ def point_to_point(system: SystemSpec, stride: Array) -> Linear:
         latency = np.where(here, tier.link.latency_s, latency)
         found |= here
     return Linear(per_byte, latency)
+
+
+def outermost_load(
+    kind: Traffic, system: SystemSpec, size: Array, stride: Array, *, fanout: float = 1.0, max_domains: int = 0
+) -> Array:
+    """The share of `tier_loads` on the outermost tier, for groups as in `collective`."""
+    if isinstance(size, np.ndarray) or isinstance(stride, np.ndarray):
+        members = system.members(size, stride)
+        return np.asarray(tier_loads(kind, system, members, fanout=fanout, max_domains=max_domains)[..., -1])
+    return _one_outermost_load(kind, system, size, stride, fanout, max_domains)
+
+
+@lru_cache(maxsize=4096)
+def _one_outermost_load(
+    kind: Traffic, system: SystemSpec, size: float, stride: float, fanout: float, max_domains: int
+) -> float:
+    members = system.members(size, stride)
+    return float(tier_loads(kind, system, members, fanout=fanout, max_domains=max_domains)[-1])
 
 
 def point_to_point_loads(system: SystemSpec, stride: float) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.cost.collective import Linear, collective, tier_loads
+from estimator.cost.collective import Linear, collective, outermost_load
 from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, side
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
@@ -219,9 +219,11 @@ class _Pricer:
         assert op.group is not None
         key = (op.collective, op.group, op.fanout, op.max_domains)
         if key not in self.outer:
-            members = self.system.members(*self.group(op.group))
-            loads = tier_loads(op.collective, self.system, members, fanout=op.fanout, max_domains=op.max_domains)
-            self.outer[key] = self.costs[key].per_byte * _plain(loads[..., -1])
+            size, stride = self.group(op.group)
+            load = outermost_load(
+                op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
+            )
+            self.outer[key] = self.costs[key].per_byte * load
         return self.outer[key] * op.payload
 
     def owed_bytes(self, block: Block) -> Array:
@@ -355,8 +357,3 @@ class _PhaseSeconds:
             ep + ep_fixed,
             beside(rest, ep) + ep_fixed,
         )
-
-
-def _plain(value: np.ndarray) -> Array:
-    """A number where there is one row, so that scalars stay plain floats."""
-    return value if value.ndim else float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,18 @@ from estimator.schedule import Kind
 from estimator.tasks import Category, Shield
 
 __all__ = ["Ends"]
+
+
+class Group(NamedTuple):
+    """Whose gradients a stream of buckets carries, and the bytes of a bucket."""
+
+    dense: bool
+    expert: bool
+    bucket: float
+
+    def of(self, dense: float, expert: float) -> tuple[float, float]:
+        """Its part of a block's elements."""
+        return dense * self.dense, expert * self.expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +81,26 @@ class Ends:
             return []
         times = 2.0 if self.zero == 0 else 1.0
         dense, expert = self._held(rank)
-        total = self.constants.grad_bytes * (dense + expert)
         if not self.case.sizes["overlap_dp"][0]:
             what = self.traffic.transfer(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes, times)
             after = self._last_tails(rank)
             return [self._dp(rank, "gradients.reduce", what, Shield.NOTHING, after)]
-        pieces = int(pieces_of(total, float(self.case.sizes["bucket_bytes"][0])))
         out: list[int] = []
-        for share_dense, share_expert, after in _buckets(list(self._completed(rank)), total / pieces, self.constants):
-            what = self.traffic.transfer(share_dense, share_expert, times)
-            out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
+        for group in self._groups():
+            parts = list(self._completed(rank, group))
+            total = sum(d + e for d, e, _ in parts) * self.constants.grad_bytes
+            each = total / pieces_of(total, group.bucket)
+            for share_dense, share_expert, after in _buckets(parts, each, self.constants):
+                what = self.traffic.transfer(share_dense, share_expert, times)
+                out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
         return out
 
-    def _completed(self, rank: int) -> Iterator[tuple[float, float, list[int]]]:
+    def _groups(self) -> list[Group]:
+        """Streams of buckets: one for all gradients, or one for the dense and one for the experts."""
+        mine, experts = float(self.case.sizes["bucket_bytes"][0]), self.constants.expert_bucket
+        return [Group(True, True, mine)] if experts < 0 else [Group(True, False, mine), Group(False, True, experts)]
+
+    def _completed(self, rank: int, group: Group) -> Iterator[tuple[float, float, list[int]]]:
         """Dense and expert gradient elements in the order in which they are complete, with the tasks that do it.
 
         A block's are complete bit by bit along its backward: it is cut into parts of about a bucket.
@@ -90,9 +110,10 @@ class Ends:
             twin = self._twin(rank, chunk)
             for visit in self.made.of(instance).visits:
                 kind = self.chunks[chunk][visit.block][0]
-                dense, expert = self._elements(rank, kind)
-                grads = (dense + expert) * self.constants.grad_bytes
-                parts = int(pieces_of(grads, float(self.case.sizes["bucket_bytes"][0])))
+                dense, expert = group.of(*self._elements(rank, kind))
+                if dense + expert <= 0:
+                    continue
+                parts = int(pieces_of((dense + expert) * self.constants.grad_bytes, group.bucket))
                 for part in range(1, parts + 1):
                     after = self._at(instance, visit, part / parts)
                     if twin is not None:
@@ -152,21 +173,20 @@ class Ends:
             what = self.traffic.transfer(dense * width, expert * width)
             self._dp(rank, "weights.gather", what, Shield.NOTHING, [update], Category.OPTIMIZER_COMM)
             return
-        grads = self.constants.grad_bytes * (dense + expert)
-        bucket = float(self.case.sizes["bucket_bytes"][0])
-        each = grads / int(pieces_of(grads, bucket))
-        waiting: list[tuple[float, float, list[int]]] = []
-        for chunk, instance in self._first_forwards(rank).items():
-            for visit in self.made.of(instance).visits:
-                d, e = self._elements(rank, self.chunks[chunk][visit.block][0])
-                parts = int(pieces_of((d + e) * self.constants.grad_bytes, bucket))
-                heads = self.made.global_ids(instance, visit.heads)
-                waiting += [(d / parts, e / parts, heads)] * parts
         scale = width / self.constants.grad_bytes
-        for share_dense, share_expert, heads in _buckets(waiting, each, self.constants):
-            what = self.traffic.transfer(share_dense * scale, share_expert * scale)
-            task = self._dp(rank, "weights.gather", what, Shield.FORWARD, [], Category.OPTIMIZER_COMM)
-            self.made.link([task], heads)
+        for group in self._groups():
+            waiting: list[tuple[float, float, list[int]]] = []
+            for chunk, instance in self._first_forwards(rank).items():
+                for visit in self.made.of(instance).visits:
+                    d, e = group.of(*self._elements(rank, self.chunks[chunk][visit.block][0]))
+                    parts = int(pieces_of((d + e) * self.constants.grad_bytes, group.bucket)) if d + e > 0 else 0
+                    waiting += [(d / parts, e / parts, self.made.global_ids(instance, visit.heads))] * parts
+            total = sum(d + e for d, e, _ in waiting) * self.constants.grad_bytes
+            each = total / pieces_of(total, group.bucket)
+            for share_dense, share_expert, heads in _buckets(waiting, each, self.constants):
+                what = self.traffic.transfer(share_dense * scale, share_expert * scale)
+                task = self._dp(rank, "weights.gather", what, Shield.FORWARD, [], Category.OPTIMIZER_COMM)
+                self.made.link([task], heads)
 
     def _first_forwards(self, rank: int) -> dict[int, int]:
         """The first pass of each chunk."""

@@ -61,7 +61,7 @@ class _Unroller:
         self.case, self.estimate, s = case, estimate, case.strategy
         self.p, self.v, self.m = (int(case.sizes[n][0]) for n in ("pp", "vpp", "num_micro_batches"))
         self.recipe = recipe(s.precision)
-        self.constants = constants_of(case.system, self.recipe)
+        self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes)
         self.graphs = self._graphs()
         self.layout: Layout = layout_of(case.model, self.graphs[False].kinds, s.schedule, self.p, self.v, s.layout)
         self.traffic = GradientTraffic.of(
@@ -112,6 +112,8 @@ class _Unroller:
         s = self.case.strategy
         if s.recompute.kind is RecomputeKind.NONE:
             return 0
+        if s.recompute_per_chunk is not None:
+            return s.recompute_per_chunk[chunk]
         return int(self.case.sizes["recompute_layers"][0]) if s.recompute.kind is RecomputeKind.BLOCK else layers
 
     # -------------------------------------------------------------------------------------------------- the schedule

@@ -146,3 +146,15 @@ def test_a_step_too_large_to_replay_is_refused_in_one_line(monkeypatch):
 def test_an_illegal_strategy_is_refused_with_its_rule():
     with pytest.raises(ValueError, match="must be divisible by tp"):
         replayed(Strategy(tp=3))
+
+
+def test_layers_recomputed_by_chunk_and_a_bucket_of_the_experts_replay_to_their_estimate():
+    block = Recompute(kind=RecomputeKind.BLOCK)
+    uneven = Strategy(pp=4, recompute=block, recompute_per_chunk=(8, 5, 2, 0))
+    result = replayed(uneven)
+    assert result.step_time_s == pytest.approx(result.estimate.step_time_s, rel=5e-4)
+    experts = Strategy(pp=2, ep=4, zero_stage=1, overlap=Overlap(dp=1), expert_bucket_bytes=10**9)
+    result = replayed(experts, model=MOE, chips=16, batch=64)
+    assert abs(result.error) < 0.05
+    together = replayed(Strategy(pp=2, ep=4, zero_stage=1, overlap=Overlap(dp=1)), model=MOE, chips=16, batch=64)
+    assert len(result.timeline.tasks) != len(together.timeline.tasks)
