@@ -5,17 +5,11 @@ import re
 import pytest
 
 from estimator.precision import RECIPES
-from estimator.step import evaluate
 from estimator.strategy import ContextParallel, Fusion, Module, Optimizer, RankOrder, Schedule
-from hardware.units import GIB
 from search.axes import AXES
-from search.space import load_space, parse_space
+from search.space import load_space, parse_space, shipped_spaces
 from search.sweep import sweep_inline
-from tests.search.small import swept
-
-FOUND = [("deepseek_v3", "published"), ("llama3_405b", "published"), ("gpt3_175b", "narayanan_2021"),
-         ("gpt3_175b", "korthikanti_2022"), ("qwen3_235b", "recipe"), ("qwen3_235b", "preset"),
-         ("llama3_70b", "rule_of_thumb"), ("llama3_8b_small", "fully_sharded")]  # fmt: skip
+from tests.found import REFERENCES, SPACES, predicted, priced, row, sweep
 
 
 @pytest.fixture
@@ -52,38 +46,29 @@ def test_the_file_format_tells_every_axis_and_every_value_of_a_closed_choice(roo
         assert f"`{name}`" in text
 
 
-def found(root):
-    """Rows of the table of references: (space, reference), what is predicted, what was found."""
+@pytest.fixture
+def section(root):
     text = (root / "README.md").read_text(encoding="utf-8")
-    section = text.partition("## What the search found")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "GiB" in line and line.startswith("|")]
-    return [(names, row[1], row[2]) for names, row in zip(FOUND, rows, strict=True)]
+    return text.partition("## What the search found")[2].partition("\n## ")[0]
 
 
-def told(step_s, memory_bytes):
-    """Step time to three digits and memory in GiB, as the table writes them."""
-    return f"{step_s:#.3g} s", f"{memory_bytes / GIB:.1f} GiB"
-
-
-def test_the_readme_tells_what_is_predicted_for_each_reference(root):
-    for (name, reference), predicted, _ in found(root):
+def test_the_readme_tells_what_is_predicted_for_each_reference(section):
+    """Where this fails, `python -m tests.found` prints the tables anew."""
+    assert {(name, reference) for name in shipped_spaces() for reference in load_space(name).references} == set(
+        REFERENCES
+    )
+    for (name, reference), label in REFERENCES.items():
         space = load_space(name)
-        result = evaluate(space.model, space.references[reference], space.system, space.workload)
-        for text in told(float(result.step_time_s), float(result.peak_memory_bytes)):
-            assert text in predicted, (name, reference, text)
-        assert f"{100 * float(result.mfu):.1f} %" in predicted
+        assert f"| {label} | {predicted(priced(space, space.references[reference]))} |" in section
 
 
 @pytest.mark.slow
-def test_the_readme_tells_the_fastest_point_of_the_front_that_needs_no_more_memory(root):
-    fronts = {name: swept(load_space(name)).values() for name, _ in FOUND}
-    for (name, reference), predicted, best in found(root):
-        space = load_space(name)
-        limit = float(
-            evaluate(space.model, space.references[reference], space.system, space.workload).peak_memory_bytes
-        )
-        text = told(*min(point for point in fronts[name] if point[1] <= limit))
-        if best == "the same":
-            assert all(part in predicted for part in text)
-        else:
-            assert all(part in best for part in text), (name, reference, text)
+@pytest.mark.parametrize("name", SPACES)
+def test_the_readme_tells_the_fastest_point_of_the_front_that_needs_no_more_memory(section, name):
+    """Where this fails, `python -m tests.found` prints the tables anew."""
+    found = sweep(name)
+    for reference in found.space.references:
+        assert row(found, reference) in section
+    legal = f"{found.legal:,}" if found.legal < 1e6 else f"{found.legal / 1e6:.0f} million"
+    legal = f"{found.legal / 1e9:.1f} billion" if found.legal >= 1e9 else legal
+    assert re.search(rf"\| `{name}` \| .* \| {legal} \| {len(found.front)} \| \d+ \|\n", section)
