@@ -1,4 +1,4 @@
-"""The tables of the README's section "What the search found", made anew: `python -m tests.found` prints them.
+"""The tables of the README's section "What the search found", made anew: `python -m tests.found` rewrites them.
 
 Two minutes of one core. Seconds of a search are the machine's and stay with whoever measures them.
 """
@@ -6,6 +6,7 @@ Two minutes of one core. Seconds of a search are the machine's and stay with who
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from search.space import Space, load_space
 from search.structures import strategy_at
 from search.sweep import prepare, sweep_plan
 
-__all__ = ["REFERENCES", "SPACES", "Found", "difference", "predicted", "priced", "row", "sweep"]
+__all__ = ["REFERENCES", "SPACES", "Found", "counted", "difference", "predicted", "priced", "rewritten", "row", "sweep"]
 
 SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "llama3_70b", "llama3_8b_small")
 REFERENCES = {
@@ -104,9 +105,29 @@ def row(found: Found, reference: str) -> str:
     return f"| {label} | {predicted(mine)} | {predicted(best)}: {layout(strategy)} | {difference(mine, best)} |"
 
 
+def counted(found: Found) -> str:
+    """Legal candidates in words, and the size of the front: two cells of the table of spaces."""
+    legal = f"{found.legal:,}"
+    for size, word in ((1e6, "million"), (1e9, "billion")):
+        if found.legal >= size:
+            legal = f"{found.legal / size:.{0 if word == 'million' else 1}f} {word}"
+    return f"{legal} | {len(found.front)}"
+
+
+def rewritten(text: str, found: Found) -> str:
+    """The README with the rows of one space made anew."""
+    lines = text.splitlines(keepends=True)
+    for reference in found.space.references:
+        label = REFERENCES[found.space.name, reference]
+        (at,) = (i for i, line in enumerate(lines) if line.startswith(f"| {label} |"))
+        lines[at] = row(found, reference) + "\n"
+    (at,) = (i for i, line in enumerate(lines) if line.startswith(f"| `{found.space.name}` |"))
+    cells = lines[at].split(" | ")
+    lines[at] = " | ".join([*cells[:2], counted(found), *cells[4:]])
+    return "".join(lines)
+
+
 if __name__ == "__main__":
+    readme = Path(__file__).parents[1] / "README.md"
     for name in SPACES:
-        found = sweep(name)
-        print(f"{name}: {found.legal:,} legal layouts, {len(found.front)} on the front")
-        for reference in found.space.references:
-            print(row(found, reference), flush=True)
+        readme.write_text(rewritten(readme.read_text(encoding="utf-8"), sweep(name)), encoding="utf-8")
