@@ -153,7 +153,9 @@ def _layers(c: Case) -> np.ndarray:
         layout = c.strategy.layout
         good = sum(layout) == c.model.num_layers and min(layout) >= 0
         return (chunks == len(layout)) & good
-    return np.asarray(chunks <= c.model.num_layers)
+    # Two chunks may hold no layer: the first has the embedding, the last the head (Llama 3, arXiv:2407.21783, section
+    # 3.3.2: 126 layers on 128 chunks).
+    return np.asarray(chunks <= c.model.num_layers + 2)
 
 
 def _chunk_layers(c: Case, num_chunks: int) -> tuple[int, ...]:
@@ -245,8 +247,8 @@ RULES: tuple[Rule, ...] = (
     Rule("batch", lambda c: _divides(c.workload.global_batch, c.dp * c.micro_batch),
          "global_batch ({global_batch}) must be divisible by dp ({dp}) * micro_batch ({micro_batch})",
          "change micro_batch or the degrees that leave dp"),
-    Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks (a layout names each chunk "
-         "and sums to them)", "lower pp or vpp, or correct the layout"),
+    Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks, but for the first and the "
+         "last (a layout names each chunk and sums to the layers)", "lower pp or vpp, or correct the layout"),
     Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches",
          "interleaved: pp >= 2, vpp >= 2, micro-batches divisible by pp; dualpipe: pp even, micro-batches even and >= "
          "2 pp, vpp 1; gpipe and zb-h1: pp >= 2, vpp 1; pp 1: 1f1b"),

@@ -28,7 +28,7 @@ from search.space import Space, load_space
 
 __all__ = ["CASES", "Case", "machine", "selected"]
 
-SPACES = ("deepseek_v3", "llama3_70b")
+SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "llama3_70b")
 MAIN = SPACES[0]
 LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
 NUM_POINTS = 1_000_000

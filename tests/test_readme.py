@@ -7,8 +7,9 @@ import pytest
 from estimator.precision import RECIPES
 from estimator.strategy import ContextParallel, Fusion, Module, Optimizer, RankOrder, Schedule
 from search.axes import AXES
-from search.space import parse_space
+from search.space import load_space, parse_space, shipped_spaces
 from search.sweep import sweep_inline
+from tests.found import REFERENCES, SPACES, counted, predicted, priced, row, sweep
 
 
 @pytest.fixture
@@ -43,3 +44,29 @@ def test_the_file_format_tells_every_axis_and_every_value_of_a_closed_choice(roo
             assert f"`{member.value}`" in text, member
     for name in RECIPES:
         assert f"`{name}`" in text
+
+
+@pytest.fixture
+def section(root):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return text.partition("## What the search found")[2].partition("\n## ")[0]
+
+
+def test_the_readme_tells_what_is_predicted_for_each_reference(section):
+    """Where this fails, `python -m tests.found` rewrites the tables."""
+    assert {(name, reference) for name in shipped_spaces() for reference in load_space(name).references} == set(
+        REFERENCES
+    )
+    for (name, reference), label in REFERENCES.items():
+        space = load_space(name)
+        assert f"| {label} | {predicted(priced(space, space.references[reference]))} |" in section
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPACES)
+def test_the_readme_tells_the_fastest_point_of_the_front_that_needs_no_more_memory(section, name):
+    """Where this fails, `python -m tests.found` rewrites the tables."""
+    found = sweep(name)
+    for reference in found.space.references:
+        assert row(found, reference) in section
+    assert re.search(rf"\| `{name}` \| .* \| {re.escape(counted(found))} \| \d+ \|\n", section)

@@ -85,12 +85,24 @@ def test_every_rule_says_what_to_try(rule):
     (LLAMA, Strategy(cp=4, context_parallel=ContextParallel.ULYSSES)),
     (LLAMA, Strategy(recompute=BLOCK, recompute_layers=99)),
     (LLAMA, Strategy(pp=2, layout=(8, 0))),
+    (LLAMA, Strategy(pp=2, vpp=5, schedule=Schedule.INTERLEAVED)),
     (MIXTRAL, Strategy(ep=8, etp=2)),
     (MIXTRAL, Strategy(tp=2, ep=8, etp=4, sequence_parallel=True)),
     (DEEPSEEK, Strategy(tp=2, ep=16, pp=2, schedule=Schedule.DUALPIPE, sequence_parallel=True, overlap=Overlap(ep=1))),
 ])  # fmt: skip
 def test_legal_strategies_pass(model, strategy):
     assert first_rule(model, strategy, h100(64), WORK) == [""]
+
+
+def test_two_chunks_may_hold_no_layer_for_they_have_the_embedding_and_the_head():
+    """126 layers on 128 chunks: Llama 3, arXiv:2407.21783, section 3.3.2."""
+
+    def at(num_layers, vpp):
+        model = replace(LLAMA, num_layers=num_layers)
+        return first_rule(model, Strategy(pp=2, vpp=vpp, schedule=Schedule.INTERLEAVED), h100(64), WORK)
+
+    assert at(10, 5) == at(9, 5) == at(8, 5) == [""]
+    assert at(7, 5) == ["layers"]
 
 
 def test_expert_groups_may_span_more_than_data_parallel_ranks():

@@ -157,6 +157,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(lookup, name, near):
         ("dgx_a100", 8, 8, 300, 25),
         ("a100_pcie", 8, 8, 31.5, 3.125),
         ("dgx_h100", 8, 8, 450, 50),
+        ("grand_teton_h100", 8, 8, 450, 50),
         ("dgx_h800", 8, 8, 200, 50),
         ("h20_8x", 8, 8, 450, 50),
         ("dgx_h200", 8, 8, 450, 50),

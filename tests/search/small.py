@@ -71,6 +71,10 @@ SMALL = {
         "pp: [2, 4], layout: [9, 7, 8, 8], recompute: [full, block], recompute_layers: [8, 9, 10], zero_stage: "
         "[0, 1]"
     ),
+    "chunks without layers": space_of(
+        "pp: 2, vpp: [16, 17, 18], schedule: interleaved, recompute: [none, block, full], recompute_layers: [1, 2], "
+        "zero_stage: [0, 1], overlap: {pp: [0, 1]}"
+    ),
     "no data parallelism": space_of(
         "tp: 4, pp: 4, sequence_parallel: [true, false], zero_stage: [3, 1], overlap: {dp: [1, 0], pp: [1, 0]}, "
         "bucket_bytes: [7, 9], recompute: [none, full]"

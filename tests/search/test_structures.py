@@ -14,7 +14,7 @@ from search.axes import strategy_of
 from search.candidates import batches
 from search.expression import Expression
 from search.objective import Constraint
-from search.space import Space, load_space
+from search.space import Space, load_space, shipped_spaces
 from search.structures import enumerate_space, strategy_at, structure_filters
 from search.sweep import prepare
 from search.worlds import SIZES, Enumeration, steps_of
@@ -73,7 +73,7 @@ def test_rules_are_counted_as_a_loop_over_all_points_counts_them(name):
     assert told == {rule: n for rule, n in counted.items() if n}
 
 
-@pytest.mark.parametrize("name", ["llama3_8b_small", "llama3_70b", "deepseek_v3"])
+@pytest.mark.parametrize("name", shipped_spaces())
 def test_shipped_spaces_add_up_and_their_ids_are_legal(name):
     space = load_space(name)
     enumeration = enumerate_space(space)
