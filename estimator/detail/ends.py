@@ -179,7 +179,9 @@ class Ends:
             for chunk, instance in self._first_forwards(rank).items():
                 for visit in self.made.of(instance).visits:
                     d, e = group.of(*self._elements(rank, self.chunks[chunk][visit.block][0]))
-                    parts = int(pieces_of((d + e) * self.constants.grad_bytes, group.bucket)) if d + e > 0 else 0
+                    if d + e <= 0:
+                        continue
+                    parts = int(pieces_of((d + e) * self.constants.grad_bytes, group.bucket))
                     waiting += [(d / parts, e / parts, self.made.global_ids(instance, visit.heads))] * parts
             total = sum(d + e for d, e, _ in waiting) * self.constants.grad_bytes
             each = total / pieces_of(total, group.bucket)
