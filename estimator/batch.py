@@ -24,6 +24,7 @@ from estimator.compose import (
     gradient_wire,
     hidden_behind,
     once_seconds,
+    pair_hop,
     place_of,
     rank_params,
     rank_windows,
@@ -197,14 +198,14 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
         # One candidate fills all lanes; lane 0 is read.
         classes, chunks = np.empty((PASSES * num_classes, WIDTH)), np.empty((PASSES * num_chunks, WIDTH))
-        splits = splits_backward(code)
+        splits, coupled = splits_backward(code), pair_hop(code, ep, hop, pp == 0)
         for j in range(num_classes):
             once_seconds(place.counts, j, cols, once)
             again_seconds(place.counts, place.first, j, layers, choice, r, repeated)
             zero_traffic(place.counts, j, base, net, c, traffic)
             passes = chunk_seconds(once, repeated, splits, zero, dp, traffic)
             for n in range(PASSES):
-                put(classes, n * num_classes + j, splat(passes[n]))
+                put(classes, n * num_classes + j, splat(passes[n] + coupled if n == 1 else passes[n]))
         pipe = np.empty((scratch_rows(p), WIDTH))
         span = first(spans_of(place.class_of, classes, chunks, pipe, hop, pp == 0, code, p, v, m))
         seconds = np.ascontiguousarray(chunks[:, 0]).reshape(PASSES, num_chunks)
@@ -246,7 +247,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         out[i, O_OPTCOMM] = gather + c.norm_latency_s
         out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
         out[i, O_RANK] = last
-        _explain_rank(out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, each, seconds, alone, told)
+        _explain_rank(
+            out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, told
+        )
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
             for j in range(num_chunks):
@@ -265,7 +268,9 @@ def _alone_seconds(rank, place, alone, seconds):
 
 
 @njit(cache=True)
-def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop, each, seconds, alone, exposed):
+def _explain_rank(
+    out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed
+):
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
         if col != O_BUBBLE:
@@ -304,6 +309,7 @@ def _explain_rank(out, rank, place, layers, choice, base, again, tp, ep, pp, hop
                 out[O_HOST] += again_n * a[R_HOST]
                 for s in range(3):
                     out[O_TILE + s] += again_n * a[R_TILE + s]
+        out[O_PP] += each * coupled
         if pp == 0:
             out[O_PP] += each * hop * ((1 if j < last else 0) + (1 if j > 0 else 0))
     named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]

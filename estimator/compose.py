@@ -16,12 +16,12 @@ from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
 from estimator.lanes import larger, load, put, splat
-from estimator.span import pipeline_spans
+from estimator.span import INTERLEAVED, pipeline_spans
 
 __all__ = [
     "AGAIN", "ONCE", "PASSES", "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms",
     "choose_columns", "chunk_seconds", "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind",
-    "once_seconds", "place_of", "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
+    "once_seconds", "pair_hop", "place_of", "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST",
 W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
-F_WIRE, B_WIRE, R_WIRE = int(Base.F_EP_WIRE), int(Base.B_EP_WIRE), int(Again.R_EP_WIRE)
+F_WIRE, B_WIRE, R_WIRE = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE)
 N_DP_OUTER, N_EDP_OUTER = int(Net.DP_OUTER), int(Net.EDP_OUTER)
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
 N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_LATENCY)
@@ -190,9 +190,9 @@ def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
 
     `once` [ONCE], `again` [AGAIN], `traffic` [4]: of the functions above. A pass runs *alone* where no pass of another
     micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for
-    every micro-batch; while these and expert traffic are both on the outermost tier, each gets half of it, which holds
-    the micro-batch up: a share of its time equal to the product of theirs. Schedules that do not split backward get W
-    inside B.
+    every micro-batch; while these and other traffic of `once` are both on the outermost tier, each gets half of it,
+    which holds the micro-batch up: a share of its time equal to the product of theirs. Schedules that do not split
+    backward get W inside B.
     """
     tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     tb += tr
@@ -217,6 +217,15 @@ def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
             if window > 0.0:
                 tb += min(ep, window) * (min(dp, window) / window)
     return tf, tb, tw, tf + once[3], tb + (once[4] + again[1])
+
+
+@njit(cache=True)
+def pair_hop(code, ep, hop, blocking):
+    """What a pair of passes of an interleaved schedule takes longer: it gives both outputs at its end.
+
+    So each step of every rank waits for a hop from the step before on a neighbour (DualPipe's ladder has it already).
+    """
+    return hop if code == INTERLEAVED and ep and not blocking else 0.0
 
 
 @njit(cache=True, inline="always")

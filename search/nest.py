@@ -24,6 +24,7 @@ from estimator.compose import (
     cover_of,
     finish,
     hidden_behind,
+    pair_hop,
     place_of,
     rank_windows,
     spans_of,
@@ -133,7 +134,7 @@ def _fill_least(job, place, x):
             n += 1
         if n == WIDTH or (o == job.num - 1 and n > 0):
             lane_o[n:] = lane_o[0]
-            _fill_classes(job, place, x.once, x.again, x.traffic, classes)
+            _fill_classes(job, place, x.once, x.again, x.traffic, True, classes)
             for lane in range(n):
                 least[lane_o[lane]] = np.inf
             for pp in range(2):
@@ -206,23 +207,24 @@ def _dp_of(kind):
 
 
 @njit(cache=True)
-def _fill_classes(job, place, once, again, traffic, classes):
+def _fill_classes(job, place, once, again, traffic, blocking, classes):
     """Seconds of every class of chunks in every lane."""
     lane_o, lane_g, lane_kind = job.o, job.g, job.kind
     num, splits = place.counts.shape[0], splits_backward(job.code)
     for lane in range(WIDTH):
         o, g, z, dp = lane_o[lane], lane_g[lane], _lowest_zero(lane_kind[lane]), _dp_of(lane_kind[lane])
+        coupled = pair_hop(job.code, g != CHEAPEST and g & 1 == 1, job.hop, blocking)
         for j in range(num):
             passes = chunk_seconds(once[g, j], again[g, o, j], splits, z, dp, traffic[j])
             for n in range(PASSES):
-                classes[n * num + j, lane] = passes[n]
+                classes[n * num + j, lane] = passes[n] + coupled if n == 1 else passes[n]
 
 
 @njit(cache=True)
 def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
     leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
-    _fill_classes(job, place, x.once, x.again, x.traffic, classes)
+    _fill_classes(job, place, x.once, x.again, x.traffic, pp == 0, classes)
     span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m)
     rank_windows(place.leads, place.slots, classes, covers)
     for i in range(2 * leads):

@@ -27,6 +27,9 @@ from hardware.system import SystemSpec
 __all__ = ["Again", "Base", "PriceTable", "price_table"]
 
 
+LEAST_S = 1e-12  # keeps a ratio of seconds finite where there are none
+
+
 class Base(IntEnum):
     """Columns that recompute does not change; seconds per micro-batch. TP0/EP0: overlap off, TP1/EP1: on."""
 
@@ -53,8 +56,8 @@ class Base(IntEnum):
     TILE_S = 20
     MEASURED_S = 21
     ROOFLINE_S = 22
-    F_EP_WIRE = 23  # seconds of expert traffic on the outermost tier, whatever hides it
-    B_EP_WIRE = 24
+    F_WIRE = 23  # seconds of expert traffic, and of exposed context-parallel traffic, on the outermost tier
+    B_WIRE = 24
     OWED_BYTES = 25  # what a split backward leaves for its weight gradients: inputs and output gradients of GEMMs
 
 
@@ -75,7 +78,7 @@ class Again(IntEnum):
     MEASURED_S = 11
     ROOFLINE_S = 12
     LOGITS_BYTES = 13  # the part of SAVED_BYTES that the vocabulary takes
-    R_EP_WIRE = 14
+    R_WIRE = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ class _Pricer:
             mine = [(w.elements, per[w.linear]) for w in weights if w.expert is expert]
             out[Base[f"{prefix}_PARAMS"]] = sum((elements for elements, _ in mine), 0.0)
             out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
-        out[Base.F_EP_WIRE], out[Base.B_EP_WIRE] = phases[Phase.FORWARD].ep_wire, phases[Phase.BACKWARD].ep_wire
+        out[Base.F_WIRE], out[Base.B_WIRE] = phases[Phase.FORWARD].wire(), phases[Phase.BACKWARD].wire()
         out[Base.OWED_BYTES] = self.owed_bytes(block)
         return out
 
@@ -158,7 +161,7 @@ class _Pricer:
         # While one block's backward runs, what recompute brings back is alive beside the widest op's tensors.
         out[Again.LIVE_BYTES] = larger(kept_all - saved, 0.0) + transient
         out[Again.FLOPS] = phase.flops
-        out[Again.R_EP_WIRE] = phase.ep_wire
+        out[Again.R_WIRE] = phase.wire()
         for source in ("tile", "measured", "roofline"):
             out[Again[f"{source.upper()}_S"]] = phase.by_source.get(source, 0.0)
         return out
@@ -172,8 +175,8 @@ class _Pricer:
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
-                if op.group is Group.EP:
-                    total.ep_wire = total.ep_wire + self.outermost_seconds(op)
+                if op.group in {Group.EP, Group.CP}:
+                    total.outer[op.group] = total.outer.get(op.group, 0.0) + self.outermost_seconds(op)
                 if op.partners and not alone:
                     num = pieces(op, chunks)
                     total.add_fused(op, self.traffic_seconds(op, num), num)
@@ -300,7 +303,7 @@ class _PhaseSeconds:
         self.flops: Array = 0.0
         self.num_kernels = 0
         self.traffic: dict[tuple[Group, bool], Array] = {}
-        self.ep_wire: Array = 0.0
+        self.outer: dict[Group, Array] = {}  # seconds on the outermost tier
         self.by_source: dict[str, Array] = {}
 
     def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
@@ -334,6 +337,19 @@ class _PhaseSeconds:
             total = total + added_seconds(whole, cut, exposed, hidden) * (self.tp > 1)
         return total
 
+    def exposed_cp(self) -> Array:
+        """A ring pass hides under the attention of the blocks at hand: all but the first of cp steps."""
+        ring = larger(self.traffic.get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
+        return ring + self.traffic.get((Group.CP, False), 0.0)
+
+    def wire(self) -> Array:
+        """Seconds on the outermost tier of traffic that more traffic there would hold up."""
+        total = self.outer.get(Group.EP, 0.0)
+        if Group.CP in self.outer:
+            all_of_it = self.traffic.get((Group.CP, True), 0.0) + self.traffic.get((Group.CP, False), 0.0)
+            total = total + self.outer[Group.CP] * (self.exposed_cp() / larger(all_of_it, LEAST_S))
+        return total
+
     def seconds(self) -> tuple[Array, ...]:
         """Exposed seconds by cause, in the order of Base.F_COMP to F_EP1.
 
@@ -344,14 +360,12 @@ class _PhaseSeconds:
         tp_fixed, ep_fixed = get((Group.TP, False), 0.0), get((Group.ETP, False), 0.0)
         window = self.gemm * (self.tp > 1)
         rest = self.compute - window
-        # A ring pass hides under the attention of the blocks at hand: all but the first of cp steps.
-        ring = larger(get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
         # The device waits for the host where launches take longer than the kernels they start.
         host = larger(self.num_kernels * self.launch_s - self.compute, 0.0)
         return (
             self.compute,
             host,
-            ring + get((Group.CP, False), 0.0),
+            self.exposed_cp(),
             tp + tp_fixed,
             self.fused_seconds() + tp_fixed,
             ep + ep_fixed,
