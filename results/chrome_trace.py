@@ -1,0 +1,382 @@
+"""A timeline as a Chrome/Perfetto trace, JSON or gzip of it: the only trace writer. Computes no times of its own.
+
+Process = device, thread = stream, above the streams a thread with one slice per pass; arrows where a task of one device
+waits for one of another, a memory counter per device. Format: "Trace Event Format" (Google, JSON object form: complete,
+flow, counter and metadata events); opens in ui.perfetto.dev. A file holds at most 100 MB of text: what a viewer takes.
+Where all operations would be more, all passes are kept and operations of the first, middle and last micro-batches.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from estimator.tasks import CATEGORIES
+from estimator.timeline import Timeline, memory
+from hardware.units import format_bytes
+from results.files import as_user_error
+
+__all__ = ["MAX_BYTES", "TraceFile", "check_free", "write_trace"]
+
+MAX_BYTES = 100_000_000  # of JSON text; ui.perfetto.dev holds about as much without its native helper
+PER_S = 1_000_000_000  # times are whole nanoseconds, as Perfetto keeps them
+COUNTER_SHARE = 0.1  # of the text at most: a memory curve has two steps per tensor
+# Characters of a line besides names, times (2 a slice) and whole numbers (4 a slice), rounded up.
+OP_BYTES, FLOW_BYTES, PASS_BYTES, COUNTER_BYTES = 148, 2 * 86, 98, 110
+HEAD_BYTES, THREAD_BYTES = 20_000, 500
+HEAD_LIMIT = 65_536  # bytes of a file that may be a trace: its first line says whose it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """What was written. `ops` says which operations are in it."""
+
+    path: Path
+    text_bytes: int
+    events: int
+    ops: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """One slice per pass and device, `[P]` each; a lane holds passes that do not overlap."""
+
+    device: np.ndarray
+    scope: np.ndarray
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    first: np.ndarray
+
+
+def check_free(path: Path, subject: str) -> None:
+    """ValueError where a trace at `path` would replace anything but a trace of the same subject."""
+    path = Path(path)
+    if path.exists() and (not path.is_file() or _subject_of(path) != subject):
+        raise ValueError(
+            f"{path}: holds something else, and nothing is overwritten; give another folder or move it away"
+        )
+
+
+def write_trace(
+    path: Path, timeline: Timeline, *, subject: str, about: Mapping[str, str | float] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> TraceFile:  # fmt: skip
+    """Writes the timeline to `path`, at once or not at all; gzip when the name ends in .gz.
+
+    `subject` names what is traced: a file of another subject is not replaced. `about` goes into the trace's metadata.
+    """
+    path = Path(path)
+    check_free(path, subject)
+    trace = _Trace(timeline, max_bytes)
+    head = {"subject": subject, **(about or {}), **trace.notes()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    num_bytes = num_events = 0
+    with as_user_error(path, "write the trace"):
+        try:
+            with _opened(temporary, is_gzip=path.suffix == ".gz") as file:
+                file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(head)},\n"traceEvents":[\n')
+                for line in trace.lines():
+                    file.write(f"{',' if num_events else ''}{line}\n")
+                    num_bytes += len(line) + 2
+                    num_events += 1
+                file.write("]}\n")
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return TraceFile(path=path, text_bytes=num_bytes, events=num_events, ops=trace.ops)
+
+
+def _opened(path: Path, *, is_gzip: bool) -> io.TextIOWrapper:
+    """A text file; of equal content, equal bytes (a gzip header would hold the time)."""
+    raw = path.open("wb")
+    return io.TextIOWrapper(_Gzip(raw) if is_gzip else raw, encoding="ascii", newline="\n")
+
+
+class _Gzip(gzip.GzipFile):
+    """Closes the file below it too."""
+
+    def __init__(self, below: io.BufferedWriter) -> None:
+        super().__init__(filename="", mode="wb", compresslevel=6, fileobj=below, mtime=0)
+        self._below = below
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._below.close()
+
+
+def _subject_of(path: Path) -> object:
+    """Whose trace a file is; None where it is none of ours."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            line = file.readline(HEAD_LIMIT)
+        return json.loads(line.rstrip(b",\n") + b"}")["otherData"].get("subject")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class _Trace:
+    """The events of one timeline as lines of JSON, thread by thread in time order."""
+
+    def __init__(self, timeline: Timeline, max_bytes: int) -> None:
+        self.timeline, self.tasks = timeline, timeline.tasks
+        ran = np.flatnonzero(np.isfinite(timeline.start))
+        self.ran = ran[np.argsort(timeline.start[ran], kind="stable")]
+        self.start, self.end = _nanoseconds(timeline, self.ran)
+        self.passes = self._passes()
+        self.curves = _counters(timeline, max_bytes)
+        self.flows = self._flows()
+        names = [len(json.dumps(name)) for name in self.tasks.names]
+        scopes = [len(json.dumps(name)) + 6 for name in self.tasks.scopes]  # one without a name is called step
+        time, number = len(_us(int(self.end.max(initial=0)))), len(str(4 * len(self.tasks)))
+        fixed = HEAD_BYTES + sum(len(times) for times, _ in self.curves) * (COUNTER_BYTES + time + number)
+        fixed += THREAD_BYTES * (len(self.tasks.streams) + 3 * len(self.tasks.devices))
+        fixed += int((PASS_BYTES + 2 * time + 4 * number + np.array(scopes, dtype=np.int64)[self.passes.scope]).sum())
+        if fixed > max_bytes:
+            raise ValueError(
+                f"a trace must be at most {max_bytes} bytes, but its {len(self.passes.scope)} passes alone take "
+                f"{fixed}; replay fewer micro-batches"
+            )
+        cost = np.zeros(len(self.tasks))
+        cost[self.ran] = OP_BYTES + 2 * time + 4 * number + np.array(names, dtype=np.int64)[self.tasks.name[self.ran]]
+        np.add.at(cost, self.tasks.before[self.flows], FLOW_BYTES + 2 * time + 6 * number)
+        self.kept, self.ops = _choose(self.tasks.micro_batch, cost, self.ran, max_bytes - fixed)
+        self.flows = self.flows[self.kept[self.tasks.before[self.flows]] & self.kept[self.tasks.after[self.flows]]]
+
+    def notes(self) -> dict[str, str]:
+        """What a reader of the file must know."""
+        devices = self.tasks.devices
+        ranks = sum(device.num_ranks for device in devices)
+        return {
+            "units": "ts, dur: microseconds; own_s: seconds when alone; stretch: dur over own_s; memory: bytes",
+            "ranks": f"{len(devices)} processes stand for {ranks} ranks",
+            "ops": self.ops,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Every event."""
+        yield from self._names()
+        yield from self._pass_lines()
+        yield from self._op_lines()
+        yield from self._counter_lines()
+
+    # Process ids, then pass threads, then streams: no two numbers are equal, for some readers key threads by tid alone.
+
+    def _pid(self, device: int) -> int:
+        return 1 + device
+
+    def _stream_tid(self, stream: int) -> int:
+        return 1 + len(self.tasks.devices) + stream
+
+    def _lane_tid(self, device: int, lane: int) -> int:
+        first = 1 + len(self.tasks.devices) + len(self.tasks.streams)
+        return first + lane * len(self.tasks.devices) + device
+
+    def _names(self) -> Iterator[str]:
+        lanes = dict.fromkeys(zip(self.passes.device.tolist(), self.passes.lane.tolist(), strict=True))
+        for d, device in enumerate(self.tasks.devices):
+            told = f"{device.name} (stands for {device.num_ranks} ranks)" if device.num_ranks != 1 else device.name
+            yield _meta("process_name", self._pid(d), None, {"name": told})
+            yield _meta("process_sort_index", self._pid(d), None, {"sort_index": d})
+            for lane in sorted(lane for owner, lane in lanes if owner == d):
+                name = "passes" if lane == 0 else f"passes, {lane + 1} at a time"
+                yield from self._thread(self._pid(d), self._lane_tid(d, lane), name, lane)
+        behind = 1 + max((lane for _, lane in lanes), default=0)
+        for s, stream in enumerate(self.tasks.streams):
+            place = behind + s + (0 if stream.computes else len(self.tasks.streams))
+            yield from self._thread(self._pid(stream.device), self._stream_tid(s), stream.name, place)
+
+    def _thread(self, pid: int, tid: int, name: str, place: int) -> Iterator[str]:
+        yield _meta("thread_name", pid, tid, {"name": name})
+        yield _meta("thread_sort_index", pid, tid, {"sort_index": place})
+
+    def _pass_lines(self) -> Iterator[str]:
+        p, names = self.passes, [json.dumps(name or "step") for name in self.tasks.scopes]
+        for device, scope, lane, start, end, first in zip(
+            p.device.tolist(), p.scope.tolist(), p.lane.tolist(), p.start.tolist(), p.end.tolist(), p.first.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            args = ",".join(self._where(first))
+            yield (
+                f'{{"ph":"X","name":{names[scope]},"cat":"pass","pid":{self._pid(device)},'
+                f'"tid":{self._lane_tid(device, lane)},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{args}}}}}'
+            )
+
+    def _where(self, task: int) -> list[str]:
+        places = (("micro_batch", int(self.tasks.micro_batch[task])), ("chunk", int(self.tasks.chunk[task])))
+        return [f'"{name}":{number}' for name, number in places if number >= 0]
+
+    def _op_lines(self) -> Iterator[str]:
+        names = [json.dumps(name) for name in self.tasks.names]
+        arrows: dict[int, list[tuple[str, int]]] = {}
+        for number, edge in enumerate(self.flows.tolist(), start=1):
+            arrows.setdefault(int(self.tasks.before[edge]), []).append(("s", number))
+            arrows.setdefault(int(self.tasks.after[edge]), []).insert(0, ("f", number))
+        shown = self.ran[self.kept[self.ran]]
+        order = shown[np.lexsort((shown, self.end[shown], self.start[shown], self.tasks.stream[shown]))]
+        for task in order.tolist():
+            stream = int(self.tasks.stream[task])
+            start, end, own = int(self.start[task]), int(self.end[task]), float(self.tasks.seconds[task])
+            stretch = float(self.timeline.end[task] - self.timeline.start[task]) / own if own > 0 else 1.0
+            args = ",".join([*self._where(task), f'"own_s":{own:.6g}', f'"stretch":{stretch:.4g}'])
+            at = f'"pid":{self._pid(int(self.tasks.device[task]))},"tid":{self._stream_tid(stream)}'
+            yield (
+                f'{{"ph":"X","name":{names[self.tasks.name[task]]},"cat":"{CATEGORIES[self.tasks.category[task]].value}"'
+                f',{at},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{args}}}}}'
+            )
+            for phase, number in arrows.get(task, ()):
+                # A nanosecond before the end, so that the next slice, which may start there, is not meant.
+                when, bind = (end - 1, "") if phase == "s" else (start, ',"bp":"e"')
+                yield f'{{"ph":"{phase}","name":"send","cat":"flow","id":{number},{at},"ts":{_us(when)}{bind}}}'
+
+    def _counter_lines(self) -> Iterator[str]:
+        for d, (times, levels) in enumerate(self.curves):
+            capacity = self.tasks.devices[d].capacity_bytes
+            name = json.dumps("memory" + (f" of {format_bytes(capacity)}" if np.isfinite(capacity) else ""))
+            for when, level in zip(times.tolist(), levels.tolist(), strict=True):
+                yield (
+                    f'{{"ph":"C","name":{name},"pid":{self._pid(d)},"ts":{_us(when)},"args":{{"bytes":{level:.0f}}}}}'
+                )
+
+    def _flows(self) -> np.ndarray:
+        """Edges that get an arrow: between devices, both ends at least a nanosecond long."""
+        before, after = self.tasks.before, self.tasks.after
+        long = np.zeros(len(self.tasks), dtype=np.bool_)
+        long[self.ran] = self.end[self.ran] > self.start[self.ran]
+        return np.flatnonzero((self.tasks.device[before] != self.tasks.device[after]) & long[before] & long[after])
+
+    def _passes(self) -> _Passes:
+        """Passes by device and start. A pass lasts as long as its compute, or as its traffic where it has none."""
+        tasks, ran = self.tasks, self.ran
+        key = tasks.device[ran] * len(tasks.scopes) + tasks.scope[ran]
+        computes = np.array([stream.computes for stream in tasks.streams], dtype=np.bool_)[tasks.stream[ran]]
+        ran, key = ran[computes | ~np.isin(key, key[computes])], key[computes | ~np.isin(key, key[computes])]
+        keys, which = np.unique(key, return_inverse=True)
+        start, end = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)
+        np.minimum.at(start, which, self.start[ran])
+        np.maximum.at(end, which, self.end[ran])
+        first = np.zeros(len(keys), dtype=np.int64)
+        first[which[::-1]] = ran[::-1]
+        order = np.lexsort((end, start, keys // max(len(tasks.scopes), 1)))
+        device, scope = keys[order] // max(len(tasks.scopes), 1), keys[order] % max(len(tasks.scopes), 1)
+        lane = _lanes(device, start[order], end[order])
+        order2 = np.lexsort((np.arange(len(order)), lane, device))
+        taken = order[order2]
+        return _Passes(device[order2], scope[order2], lane[order2], start[taken], end[taken], first[taken])
+
+
+def _counters(timeline: Timeline, max_bytes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Times [ns] and bytes of each device's memory; where they are too many, the fullest moment of each window."""
+    curves = memory(timeline)
+    room = max(int(COUNTER_SHARE * max_bytes / (COUNTER_BYTES + 40) / max(len(curves.times), 1)), 3)
+    out = []
+    for seconds, levels in zip(curves.times, curves.bytes, strict=True):
+        kept = np.arange(len(seconds))
+        if len(seconds) > room:
+            edges = np.linspace(0, len(seconds) - 1, room).astype(np.int64)
+            windows = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+            kept = np.array([*(low + int(np.argmax(levels[low:high])) for low, high in windows), edges[-1]])
+        out.append((np.rint(seconds[kept] * PER_S).astype(np.int64), levels[kept]))
+    return out
+
+
+def _nanoseconds(timeline: Timeline, ran: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends [N] as whole nanoseconds; on a stream nothing overlaps, whatever rounding did."""
+    start, end = np.zeros(len(timeline.tasks), dtype=np.int64), np.zeros(len(timeline.tasks), dtype=np.int64)
+    start[ran] = np.rint(timeline.start[ran] * PER_S).astype(np.int64)
+    end[ran] = np.maximum(np.rint(timeline.end[ran] * PER_S).astype(np.int64), start[ran])
+    stream = timeline.tasks.stream
+    order = ran[np.lexsort((ran, end[ran], start[ran], stream[ran]))]
+    here, there = order[:-1], order[1:]
+    over = np.where(stream[here] == stream[there], end[here] - start[there], 0)
+    assert (over <= 1).all(), "a stream runs one task at a time"
+    end[here] -= np.maximum(over, 0)
+    return start, end
+
+
+def _lanes(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The first lane of its device on which each slice overlaps none; slices come by device and start."""
+    lane = np.zeros(len(start), dtype=np.int64)
+    free: dict[int, list[int]] = {}
+    for i, (d, begins, ends) in enumerate(zip(device.tolist(), start.tolist(), end.tolist(), strict=True)):
+        until = free.setdefault(d, [])
+        place = next((k for k, t in enumerate(until) if t <= begins), len(until))
+        until[place : place + 1] = [ends]
+        lane[i] = place
+    return lane
+
+
+def _choose(micro_batch: np.ndarray, cost: np.ndarray, ran: np.ndarray, room: float) -> tuple[np.ndarray, str]:
+    """Tasks [N] whose slices fit into `room` bytes, and what they are in words."""
+    kept = np.ones(len(cost), dtype=np.bool_)
+    if cost.sum() <= room:
+        return kept, "all"
+    kept = micro_batch < 0
+    left = room - cost[kept].sum()
+    if left < 0:  # what is of no micro-batch fills it alone
+        return _earliest(cost, ran, room)
+    num = int(micro_batch.max()) + 1
+    by_number = np.bincount(micro_batch[~kept], weights=cost[~kept], minlength=num)
+    taken: list[int] = []
+    for number in _by_interest(num):
+        left -= by_number[number]
+        if left < 0:
+            break
+        taken.append(number)
+    kept |= np.isin(micro_batch, taken)
+    told = _ranges(sorted(taken)) if taken else "none"
+    return kept, f"of micro-batches {told} of {num}; of the others passes only"
+
+
+def _earliest(cost: np.ndarray, ran: np.ndarray, room: float) -> tuple[np.ndarray, str]:
+    """The tasks `ran` (in order of time) that fit before the first that does not."""
+    kept = np.zeros(len(cost), dtype=np.bool_)
+    held = int(np.searchsorted(np.cumsum(cost[ran]), room, side="right"))
+    kept[ran[:held]] = True
+    return kept, f"the first {held} of {len(ran)}; of the others passes only"
+
+
+def _by_interest(num: int) -> Iterator[int]:
+    """Micro-batches: the first, one of the middle, the last, then their neighbours, and so on."""
+    middle = [(num // 2 + (step + 1) // 2 * (1 if step % 2 else -1)) for step in range(num)]
+    seen: set[int] = set()
+    for i in range(num):
+        for number in (i, middle[i], num - 1 - i):
+            if 0 <= number < num and number not in seen:
+                seen.add(number)
+                yield number
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Whole numbers in order as ranges.
+
+    >>> _ranges([0, 1, 2, 7, 9, 10])
+    '0-2, 7, 9-10'
+    """
+    starts = [n for n in numbers if n - 1 not in set(numbers)]
+    ends = [n for n in numbers if n + 1 not in set(numbers)]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _meta(name: str, pid: int, tid: int | None, args: Mapping[str, str | int]) -> str:
+    thread = "" if tid is None else f'"tid":{tid},'
+    return f'{{"ph":"M","name":"{name}","pid":{pid},{thread}"args":{json.dumps(args)}}}'
+
+
+def _us(nanoseconds: int) -> str:
+    """Microseconds with three digits, exact.
+
+    >>> _us(1_234_567)
+    '1234.567'
+    """
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
