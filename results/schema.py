@@ -22,12 +22,17 @@ from estimator.strategy import (
     Schedule,
     Strategy,
 )
+from estimator.tasks import Category
+from estimator.timeline import CONTENTION, IDLE
 from results.table import Table
 
 __all__ = [
     "FRONT_FIELDS",
     "REFERENCE_ID",
     "REJECTION_FIELDS",
+    "REPLAY_CRITICAL",
+    "REPLAY_EXPOSED",
+    "REPLAY_FIELDS",
     "SCHEMA_VERSION",
     "STRATEGY_NAMES",
     "Field",
@@ -113,6 +118,34 @@ REJECTION_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "count", "candidates that it rejected", "1"),
     _field(Plain.STRING, "example", "one of them, with the law it breaks", default=""),
 )
+
+REPLAY_CRITICAL = (*(category.value for category in Category), CONTENTION, IDLE)
+REPLAY_EXPOSED = tuple(c.value for c in Category if c in {
+    Category.TP, Category.CP, Category.EP, Category.PP, Category.DP, Category.OPTIMIZER_COMM})  # fmt: skip
+REPLAY_FIELDS: tuple[Field, ...] = (
+    _field(Plain.INT64, "id", "as in the front; -1 for reference points", "1"),
+    _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),
+    _field(Plain.STRING, "system", "cluster"),
+    _field(Plain.INT64, "num_gpus", "chips used", "1"),
+    _field(Plain.STRING, "why", "what makes it a finalist, joined by commas"),
+    _field(Plain.FLOAT64, "estimated_step_time_s", "step time of the estimate", "s"),
+    _field(Plain.FLOAT64, "replayed_step_time_s", "step time of the replay", "s"),
+    _field(Plain.FLOAT64, "error", "replayed over estimated step time, less 1", "1"),
+    _field(Plain.FLOAT64, "replayed_pipeline_s", "from the first forward to the last gradient in place", "s"),
+    _field(Plain.FLOAT64, "estimated_peak_memory_bytes", "allocated on the worst rank, by the estimate", "B"),
+    _field(Plain.FLOAT64, "replayed_peak_memory_bytes", "allocated on the worst rank, by the replay", "B"),
+    *(_field(Plain.FLOAT64, f"critical_{name}_s", f"seconds of {name} on the critical path", "s")
+      for name in REPLAY_CRITICAL),
+    *(_field(Plain.FLOAT64, f"exposed_{name}_s", f"{name} traffic beside no compute, on the rank with most", "s")
+      for name in REPLAY_EXPOSED),
+    _field(Plain.INT64, "events", "tasks that ran", "1"),
+    _field(Plain.FLOAT64, "replay_s", "what unrolling and replaying it took", "s"),
+    _field(Plain.STRING, "trace", "file of its trace, from the run folder; empty: none", default=""),
+    _field(Plain.BOOL, "agrees", "error of at most 5 percent"),
+    _field(Plain.INT64, "rank_estimated", "place among the finalists by estimate, from 1; 0: not replayed", "1"),
+    _field(Plain.INT64, "rank_replayed", "place among the finalists by replay, from 1; 0: not replayed", "1"),
+    _field(Plain.STRING, "note", "why it was not replayed or has no trace, else empty", default=""),
+)  # fmt: skip
 
 
 def conform(columns: Mapping[str, Sequence[Any] | NDArray[Any]], fields: tuple[Field, ...]) -> Table:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from results.files import append_line, as_user_error, dump_json, read_lines, write_bytes
-from results.schema import FRONT_FIELDS, REJECTION_FIELDS, SCHEMA_VERSION, Field, conform
+from results.schema import FRONT_FIELDS, REJECTION_FIELDS, REPLAY_FIELDS, SCHEMA_VERSION, Field, conform
 from results.table import Table
 
 __all__ = ["STATES", "RunFolder", "claimable", "is_run", "list_runs"]
@@ -184,6 +184,21 @@ class RunFolder:
         files = sorted((self.path / "trials").glob("part-*.parquet"))
         parts = [self._read(f"trials/{file.name}", FRONT_FIELDS) for file in files] or [_empty(FRONT_FIELDS)]
         return Table(columns={name: np.concatenate([part[name] for part in parts]) for name in parts[0].names})
+
+    def write_replays(self, table: Columns) -> None:
+        """Writes `replays.parquet`: what the finalists came to; columns as in schema.REPLAY_FIELDS."""
+        self._write("replays.parquet", table, REPLAY_FIELDS)
+
+    def read_replays(self) -> Table:
+        """The finalists as they were replayed; no rows when none was. ValueError when the file is damaged."""
+        if not (self.path / "replays.parquet").exists():
+            return _empty(REPLAY_FIELDS)
+        return self._read("replays.parquet", REPLAY_FIELDS)
+
+    def traces(self) -> Path:
+        """The folder of the traces, `replays/`, made where it is missing."""
+        self.claim()
+        return self._room("replays")
 
     def is_whole(self) -> bool:
         """Whether every table that a finished run has can be read."""

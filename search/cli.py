@@ -240,7 +240,20 @@ def _add_points(commands: _Commands) -> None:
     why = commands.add("why", "why", "what rejected candidates, and what would make the closest ones fit")
     why.add_argument("target", metavar="RUN|CONFIG", help="a run, a space file, or RUN:ID")
     why.add_argument("--reference", metavar="NAME", help="the named point of the file")
-    for parser in (estimate, why):
+    replay = commands.add(
+        "replay",
+        "replay",
+        "the finalists of a run, or one configuration, replayed operation by operation",
+        example="search replay latest --trace traces",
+    )
+    replay.add_argument("config", metavar="RUN|CONFIG", help="a run, RUN:ID, or a space file with one point")
+    replay.add_argument("--reference", metavar="NAME", help="the named point of the file")
+    replay.add_argument(
+        "--top", type=_whole, metavar="K", help="finalists beside the marked and named ones (default 3)"
+    )
+    replay.add_argument("--trace", metavar="DIR", help="traces for ui.perfetto.dev go there (default: into the run)")
+    replay.add_argument("--no-trace", action="store_true", help="write no traces")
+    for parser in (estimate, why, replay):
         _add_set(parser)
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from estimator.result import COLUMNS
 from hardware.units import format_bytes, format_count, format_seconds
-from results.schema import FRONT_FIELDS
+from results.schema import FRONT_FIELDS, REPLAY_FIELDS
 
 __all__ = ["WIDTH", "clip", "columns", "format_cell", "hanging", "title_lines", "wrap"]
 
 WIDTH = 100
 
-_UNITS = {field.name: field.unit for field in FRONT_FIELDS} | {column.name: column.unit for column in COLUMNS}
+_UNITS = {field.name: field.unit for field in (*REPLAY_FIELDS, *FRONT_FIELDS)} | {
+    column.name: column.unit for column in COLUMNS
+}
 
 
 def format_cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plain type

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,9 +22,10 @@ from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, str
 from results.store import RunFolder
 from search.axes import axis_values
 from search.commands.runs import find_run, space_of
+from search.finalists import system_of_row
 from search.space import Space, SpaceError, load_space, parse_space
 
-__all__ = ["Point", "model_line", "read_point", "split_run", "system_of_row"]
+__all__ = ["Point", "model_line", "read_point", "read_row", "split_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,6 @@ def split_run(target: str) -> tuple[RunFolder, str] | None:
     return find_run(name), row
 
 
-def system_of_row(space: Space, row: Mapping[str, Any]) -> SystemSpec:
-    """The system that a row is on; its chips are what its degrees multiply to."""
-    chips = math.prod(int(row[name]) for name in ("tp", "cp", "pp", "dp"))
-    named = [system for system in space.systems if system.name == row["system"]]
-    exact = [system for system in named if system.num_chips == chips]
-    if not named:
-        raise ValueError(f"{space.name}: no system is called {row['system']!r}, on which the run has a row")
-    return (exact or named)[0]
-
-
 def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> Point:
     """The configuration that `CONFIG` or `RUN:ID` means."""
     parts = split_run(target)
@@ -121,13 +111,14 @@ def _named(space: Space, name: str) -> Strategy:
 
 def _narrowed(folder: RunFolder, row_id: str) -> Space:
     """The space of a run with the axes of one row: of its front, of what else it kept, or a reference by name."""
-    row = _row(folder, row_id)
+    row = read_row(folder, row_id)
     space = space_of(folder)
     axes = {name: (value,) for name, value in axis_values(strategy_at(row)).items()}
     return replace(space, axes=axes, systems=(system_of_row(space, row),), constraints=(), references={})
 
 
-def _row(folder: RunFolder, row_id: str) -> dict[str, Any]:
+def read_row(folder: RunFolder, row_id: str) -> dict[str, Any]:
+    """A row of a run: of its front, of what else it kept, or a reference by name; ValueError where there is none."""
     references = folder.read_reference()
     if not row_id.isdecimal():
         named = np.flatnonzero(references["name"] == row_id)

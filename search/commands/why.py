@@ -15,10 +15,11 @@ from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer
 from search.commands.estimate import remedy_lines
-from search.commands.point import Point, read_point, split_run, system_of_row
+from search.commands.point import Point, read_point, split_run
 from search.commands.remedies import Remedy, remedies
 from search.commands.rows import json_rows, summary
 from search.commands.runs import find_run, space_of
+from search.finalists import system_of_row
 from search.space import Space, load_space
 from search.structures import enumerate_space
 from search.sweep import prepare

@@ -1,0 +1,174 @@
+"""Replays configurations in detail, keeps what they came to as rows of a run and as traces. Prints nothing.
+
+Rows are written as each replay ends, so an interruption loses none; replaying again replaces rows of the same points.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estimator.detail.replayed import ReplayedStep, replay_step
+from estimator.model import ModelSpec
+from estimator.strategy import Strategy
+from estimator.timeline import critical_path, exposed
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+from results.chrome_trace import check_free, write_trace
+from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_at, strategy_columns
+from results.store import RunFolder
+from search.finalists import AGREEMENT, Finalist, Key, key_of, reranked, system_of_row
+from search.plain import plain
+from search.space import Space
+
+__all__ = ["Replayed", "check_traces", "known_rows", "replay_finalists", "replay_point", "subject_of", "trace_name"]
+
+SUFFIX = ".json.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One row of replays.parquet, and the replay itself; None where there was none (the row's note says why)."""
+
+    row: dict[str, Any]
+    step: ReplayedStep | None
+
+
+def replay_finalists(
+    run: RunFolder, space: Space, chosen: Sequence[Finalist], *, traces: Path | None, prefix: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Replayed]:  # fmt: skip
+    """Replays finalists of a run one by one; each is a row of the run, and a trace in `traces` unless that is None.
+
+    What cannot be replayed is a row with a note. Ranks are those among all rows that the run has.
+    """
+    rows = known_rows(run)
+    for number, finalist in enumerate(chosen, start=1):
+        tell(f"replaying {number} of {len(chosen)}: {_told(finalist)}")
+        path = None if traces is None else _path_of(finalist, space, traces, prefix)
+        done = replay_point(
+            space.model, strategy_at(finalist.row), system_of_row(space, finalist.row), space.workload,
+            finalist=finalist, path=path,
+        )  # fmt: skip
+        if path is not None and path.parent == run.path / "replays" and done.row["trace"]:
+            done = replace(done, row=done.row | {"trace": f"replays/{path.name}"})
+        rows[finalist.key] = done.row
+        ordered = reranked(list(rows.values()))
+        run.write_replays({field.name: [row[field.name] for row in ordered] for field in REPLAY_FIELDS})
+        yield done
+
+
+def known_rows(run: RunFolder) -> dict[Key, dict[str, Any]]:
+    """What was replayed before, by key; a file that is damaged counts as none, for replays write it anew."""
+    try:
+        return {key_of(row): row for row in run.read_replays().rows()}
+    except ValueError:
+        return {}
+
+
+def replay_point(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, finalist: Finalist,
+    path: Path | None,
+) -> Replayed:  # fmt: skip
+    """Replays one point that is legal and fits, with its trace in `path` unless that is None.
+
+    A step that is too large to replay, or a trace that cannot be written, is a note in the row.
+    """
+    begin = time.perf_counter()
+    try:
+        step = replay_step(model, strategy, system, workload)
+    except (ValueError, MemoryError) as error:
+        return Replayed(row=_empty_row(finalist) | {"note": f"not replayed: {_sentence(error)}"}, step=None)
+    row = _row(finalist, step) | {"replay_s": time.perf_counter() - begin}
+    if path is None:
+        return Replayed(row=row, step=step)
+    about = {
+        "name": _told(finalist), "model": model.name, "system": f"{system.num_chips} x {system.chip.name}",
+        "estimated_step_time_s": row["estimated_step_time_s"], "replayed_step_time_s": row["replayed_step_time_s"],
+    }  # fmt: skip
+    try:
+        write_trace(path, step.timeline, subject=subject_of(model, strategy, system, workload), about=about)
+    except ValueError as error:
+        return Replayed(row=row | {"note": f"no trace: {_sentence(error)}"}, step=step)
+    return Replayed(row=row | {"trace": str(path)}, step=step)
+
+
+def subject_of(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> str:
+    """A name for exactly this configuration, by which a trace is known again."""
+    choices = {name: str(column[0]) for name, column in strategy_columns(strategy, 0).items()}
+    content = [plain(model), plain(system), plain(workload), choices]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def trace_name(row: Mapping[str, Any], name: str, *, whole: bool = False) -> str:
+    """File name of the trace of a row, or of a configuration of that name; `whole` tells on which system."""
+    stem = str(row["id"]) if row["id"] >= 0 else name
+    stem += f"-{row['system']}-{int(row['num_gpus'])}" if whole and row["id"] < 0 else ""
+    return (re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "point") + SUFFIX
+
+
+def _path_of(finalist: Finalist, space: Space, folder: Path, prefix: str) -> Path:
+    return folder / (prefix + trace_name(finalist.row, finalist.row["name"], whole=len(space.systems) > 1))
+
+
+def check_traces(space: Space, chosen: Sequence[Finalist], folder: Path, prefix: str) -> None:
+    """ValueError where a trace of these would replace something else, before any time is spent."""
+    for finalist in chosen:
+        system, strategy = system_of_row(space, finalist.row), strategy_at(finalist.row)
+        subject = subject_of(space.model, strategy, system, space.workload)
+        check_free(_path_of(finalist, space, folder, prefix), subject)
+
+
+def _told(finalist: Finalist) -> str:
+    row = finalist.row
+    return f"{row['name'] if row['id'] < 0 else row['id']} ({', '.join(finalist.why)})"
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()) or "out of memory"
+
+
+def _row(finalist: Finalist, step: ReplayedStep) -> dict[str, Any]:
+    row = _empty_row(finalist)
+    estimated = float(step.estimate.step_time_s)
+    error = step.step_time_s / estimated - 1.0
+    critical = critical_path(step.timeline).seconds
+    by_category = {name: np.zeros(len(step.timeline.tasks.devices)) for name in REPLAY_EXPOSED}
+    for (category, _), seconds in exposed(step.timeline).seconds.items():
+        if category.value in by_category:
+            by_category[category.value] = by_category[category.value] + seconds
+    return row | {
+        "estimated_step_time_s": estimated,
+        "replayed_step_time_s": float(step.step_time_s),
+        "error": error,
+        "replayed_pipeline_s": float(step.pipeline_s),
+        "estimated_peak_memory_bytes": float(step.estimate.peak_memory_bytes),
+        "replayed_peak_memory_bytes": float(np.max(step.peak_memory_bytes)),
+        **{f"critical_{name}_s": float(critical.get(name, 0.0)) for name in REPLAY_CRITICAL},
+        **{f"exposed_{name}_s": float(seconds.max(initial=0.0)) for name, seconds in by_category.items()},
+        "events": int(np.isfinite(step.timeline.start).sum()),
+        "agrees": abs(error) <= AGREEMENT,
+    }
+
+
+def _empty_row(finalist: Finalist) -> dict[str, Any]:
+    """A row that was not replayed: what the estimate says of it."""
+    row = finalist.row
+    cells: dict[str, Any] = {f.name: math.nan for f in REPLAY_FIELDS}
+    cells |= {
+        "id": int(row["id"]), "name": row["name"], "system": row["system"],
+        "num_gpus": int(row["num_gpus"]), "why": ", ".join(finalist.why),
+        "estimated_step_time_s": float(row["step_time_s"]),
+        "estimated_peak_memory_bytes": float(row["peak_memory_bytes"]),
+        "events": 0, "trace": "", "agrees": False, "rank_estimated": 0, "rank_replayed": 0, "note": "",
+    }  # fmt: skip
+    return conform({name: [cell] for name, cell in cells.items()}, REPLAY_FIELDS).row(0)
