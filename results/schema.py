@@ -130,7 +130,7 @@ REPLAY_FIELDS: tuple[Field, ...] = (
     _field(Plain.STRING, "why", "what makes it a finalist, joined by commas"),
     _field(Plain.FLOAT64, "estimated_step_time_s", "step time of the estimate", "s"),
     _field(Plain.FLOAT64, "replayed_step_time_s", "step time of the replay", "s"),
-    _field(Plain.FLOAT64, "error", "replayed over estimated step time, less 1", "1"),
+    _field(Plain.FLOAT64, "error", "estimated over replayed step time, less 1", "1"),
     _field(Plain.FLOAT64, "replayed_pipeline_s", "from the first forward to the last gradient in place", "s"),
     _field(Plain.FLOAT64, "estimated_peak_memory_bytes", "allocated on the worst rank, by the estimate", "B"),
     _field(Plain.FLOAT64, "replayed_peak_memory_bytes", "allocated on the worst rank, by the replay", "B"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.detail.replayed import ReplayedStep, replay_step
+from estimator.detail.step import ReplayedStep, replay_step
 from estimator.model import ModelSpec
 from estimator.strategy import Strategy
 from estimator.timeline import critical_path, exposed
@@ -140,7 +140,6 @@ def _sentence(error: BaseException) -> str:
 def _row(finalist: Finalist, step: ReplayedStep) -> dict[str, Any]:
     row = _empty_row(finalist)
     estimated = float(step.estimate.step_time_s)
-    error = step.step_time_s / estimated - 1.0
     critical = critical_path(step.timeline).seconds
     by_category = {name: np.zeros(len(step.timeline.tasks.devices)) for name in REPLAY_EXPOSED}
     for (category, _), seconds in exposed(step.timeline).seconds.items():
@@ -149,14 +148,14 @@ def _row(finalist: Finalist, step: ReplayedStep) -> dict[str, Any]:
     return row | {
         "estimated_step_time_s": estimated,
         "replayed_step_time_s": float(step.step_time_s),
-        "error": error,
+        "error": step.error,
         "replayed_pipeline_s": float(step.pipeline_s),
         "estimated_peak_memory_bytes": float(step.estimate.peak_memory_bytes),
         "replayed_peak_memory_bytes": float(np.max(step.peak_memory_bytes)),
         **{f"critical_{name}_s": float(critical.get(name, 0.0)) for name in REPLAY_CRITICAL},
         **{f"exposed_{name}_s": float(seconds.max(initial=0.0)) for name, seconds in by_category.items()},
         "events": int(np.isfinite(step.timeline.start).sum()),
-        "agrees": abs(error) <= AGREEMENT,
+        "agrees": abs(step.error) <= AGREEMENT,
     }
 
 

@@ -19,7 +19,7 @@ __all__ = ["busy_strips", "critical_table", "exposed_table", "finalist_table", "
 RANKS = 16  # of a strip chart; of more, as many evenly chosen
 _CELLS = 50
 _BAR = 50
-_HEAD = ("id", "estimate", "replay", "diff", "peak estimate", "peak replay")
+_HEAD = ("id", "estimate", "replay", "error", "peak estimate", "peak replay")
 _TENTHS = "0123456789"
 
 

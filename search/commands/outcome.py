@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.detail.replayed import ReplayedStep
+from estimator.detail.step import ReplayedStep
 from estimator.timeline import busy, critical_path, exposed, memory
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.replay import busy_strips, critical_table, exposed_table, finalist_table, memory_lines
