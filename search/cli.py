@@ -202,6 +202,13 @@ def _add_search(commands: _Commands) -> None:
         parser.add_argument("--pool", choices=("ray", "inline"), default="ray", help="inline: in this process")
         parser.add_argument("--workers", type=_positive, metavar="N", help="default: one per core")
         parser.add_argument("--address", metavar="A", help="of a Ray cluster that runs already")
+        parser.add_argument(
+            "--replay",
+            type=_whole,
+            default=3,
+            metavar="K",
+            help="finalists replayed beside the best and the named ones (default 3; 0: none at all)",
+        )
     runs = commands.add("runs", "runs", "list runs, newest first")
     runs.add_argument("directory", nargs="?", default="runs", metavar="DIR", help="default: runs")
 
@@ -215,7 +222,9 @@ def _add_results(commands: _Commands) -> None:
     show.add_argument("--by", metavar="COLUMN", help="order by one column, best first")
     show.add_argument("--where", metavar="EXPR", help="rows for which an expression over the columns holds")
     show.add_argument("--csv", action="store_true", help="every column as CSV")
-    show.add_argument("--tables", choices=("front", "reference", "trials"), default="front", help="which rows")
+    show.add_argument(
+        "--tables", choices=("front", "reference", "trials", "replays"), default="front", help="which rows"
+    )
     show.add_argument("--picture", metavar="FILE", help="also draw the rows as a PNG (needs trainspace[report])")
     plan = commands.add(
         "plan", "plan", "days, GPU-hours and cost of a training run", example="search plan latest --tokens 14.8e12"

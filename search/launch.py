@@ -26,8 +26,10 @@ from results.pareto import hypervolume, non_dominated, worst
 from results.schema import FRONT_FIELDS, REFERENCE_ID, strategy_columns
 from results.store import RunFolder
 from search.candidates import compose_ids
+from search.finalists import finalists
 from search.nest import COUNTS
 from search.pool import BlockDone, BlockFailed, InlinePool, RayPool
+from search.replays import replay_finalists
 from search.space import Keep, Space, parse_space
 from search.structures import strategy_at, structure_filters
 from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, prepare
@@ -40,13 +42,18 @@ FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """Where a search runs and where it writes."""
+    """Where a search runs and where it writes.
+
+    `replay`: finalists that are replayed besides the best of each objective, the knee and the reference points; 0: none
+    are, nor those.
+    """
 
     out: Path | None = None
     pool: str = "ray"
     workers: int | None = None
     address: str | None = None
     seed: int | None = None
+    replay: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,7 @@ def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolde
     """A new run of `space`. Raises NothingFeasible with the run folder written, KeyboardInterrupt with `run` set."""
     manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
     with RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest) as run:
-        return _carry_out(run, space, options, progress)
+        return _replay(_carry_out(run, space, options, progress), space, options, progress)
 
 
 def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
@@ -100,7 +107,7 @@ def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
         run.claim()
         space = parse_space(run.space_yaml, str(path / "space.yaml"))
         run.update_manifest(state="running")
-        return _carry_out(run, space, options, progress)
+        return _replay(_carry_out(run, space, options, progress), space, options, progress)
 
 
 def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
@@ -114,6 +121,32 @@ def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: P
         found = _sweep(run, plan, options, progress, seconds)
         progress.phase("writing the front")
         _write(run, plan, found, seconds, start)
+    return run
+
+
+def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
+    """Replays the finalists of a finished front. Whatever ends this early, the run stays done."""
+    if not options.replay:
+        return run
+    start = time.perf_counter()
+    try:
+        traces = run.traces()
+    except ValueError as error:
+        traces = None
+        progress.phase(f"no traces: {error}")
+    objectives = [objective.column for objective in space.objectives]
+    chosen = finalists(run.read_front(), run.read_reference(), objectives, options.replay)
+    try:
+        for _ in replay_finalists(run, space, chosen, traces=traces, tell=progress.phase):
+            pass
+    except KeyboardInterrupt as stop:
+        stop.run = run.path  # type: ignore[attr-defined]
+        raise
+    finally:
+        seconds = run.manifest["seconds"]
+        took = time.perf_counter() - start
+        told = {"replay": took, "total": seconds["total"] + took}
+        run.update_manifest(seconds={name: s for name, s in seconds.items() if name != "total"} | told)
     return run
 
 

@@ -55,12 +55,14 @@ def ranked(front: Table, objectives: Sequence[str]) -> tuple[list[int], dict[int
 
 
 def front_table(
-    front: Table, objectives: Sequence[str], *, reference: Table | None = None, top: int | None = None
-) -> str:
+    front: Table, objectives: Sequence[str], *, reference: Table | None = None, replays: Table | None = None,
+    top: int | None = None,
+) -> str:  # fmt: skip
     """The front: objectives, the chips as a product of degrees, and the rest of each configuration.
 
-    `reference` rows come last with their distance to the best of each objective. `top` limits the rows of the front to
-    the marked ones and, of the others, those that differ most from what is shown.
+    `reference` rows come last with their distance to the best of each objective. `replays` adds the step time of what
+    was replayed, with a `!` where it is far from the estimate. `top` limits the rows of the front to the marked ones
+    and, of the others, those that differ most from what is shown.
     """
     if not len(front) and not (reference is not None and len(reference)):
         return "the front is empty: no configuration is feasible\n"
@@ -70,13 +72,14 @@ def front_table(
     points = [(row, _reference_mark(row, front, objectives)) for row in (reference.rows() if reference else ())]
     common = _common([settings(row) for row, _ in [*rows, *points]])
     id_width = max(len(_id(row)) for row, _ in [*rows, *points])
-    lines = _front_header(objectives, id_width)
+    replayed = _replayed(replays)
+    lines = _front_header([*objectives, *(["replayed_step_time_s"] if replayed else [])], id_width)
     for row, mark in rows:
-        lines += _front_row(row, mark, objectives, id_width, common)
+        lines += _front_row(row, mark, objectives, id_width, common, replayed)
     if points:
         lines.append("-" * WIDTH)
     for row, mark in points:
-        lines += _front_row(row, mark, objectives, id_width, common)
+        lines += _front_row(row, mark, objectives, id_width, common, replayed)
     lines.append("-" * WIDTH)
     if common:
         lines += hanging("all rows: ", ", ".join(common))
@@ -212,15 +215,28 @@ def _front_header(objectives: Sequence[str], id_width: int) -> list[str]:
 
 
 def _front_row(
-    row: Mapping[str, Any], mark: str, objectives: Sequence[str], id_width: int, common: Sequence[str]
-) -> list[str]:
+    row: Mapping[str, Any], mark: str, objectives: Sequence[str], id_width: int, common: Sequence[str],
+    replayed: Mapping[tuple[Any, ...], str],
+) -> list[str]:  # fmt: skip
     values = "".join(f"{format_cell(name, row[name]):>{_CELL + 1}}" for name in objectives)
+    values += f"{replayed.get(_key(row), ''):>{_CELL + 1}}" if replayed else ""
     head = f"{_id(row):>{id_width}}{values}  "
     own = [phrase for phrase in settings(row) if phrase not in common]
     lines: list[str] = []
     for text in filter(None, (f"* {mark}" if mark else "", "; ".join([arithmetic(row), *own]))):
         lines += hanging(head if not lines else " " * len(head), text)
     return lines
+
+
+def _replayed(replays: Table | None) -> dict[tuple[Any, ...], str]:
+    """Replayed step times of rows that were replayed, by what tells rows apart."""
+    rows = [] if replays is None else [row for row in replays.rows() if math.isfinite(row["replayed_step_time_s"])]
+    cells = [format_cell("replayed_step_time_s", row["replayed_step_time_s"]) for row in rows]
+    return {_key(row): cell if row["agrees"] else f"!{cell}" for row, cell in zip(rows, cells, strict=True)}
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["id"], row["name"], row["system"], row["num_gpus"]
 
 
 def _reference_mark(row: Mapping[str, Any], front: Table, objectives: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from hardware.units import format_bytes, format_count, format_seconds
 from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
 from results.store import RunFolder, claimable
+from results.table import Table
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
+from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
@@ -62,7 +64,9 @@ def run_resume(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, out: Path | None) -> LaunchOptions:
     seed = getattr(args, "seed", None)
-    return LaunchOptions(out=out, pool=args.pool, workers=args.workers, address=args.address, seed=seed)
+    return LaunchOptions(
+        out=out, pool=args.pool, workers=args.workers, address=args.address, seed=seed, replay=args.replay
+    )
 
 
 def _checked(space: Space, name: str) -> Space:
@@ -83,7 +87,10 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
     except KeyboardInterrupt as stop:
         if not hasattr(stop, "run"):  # before there was one
             raise
-        _say([f"interrupted; go on with: search resume {shlex.quote(str(stop.run))}"])
+        goes_on = "go on with: search resume"
+        if RunFolder.open(stop.run).state == "done":
+            goes_on = "the front is written; replay its finalists with: search replay"
+        _say([f"interrupted; {goes_on} {shlex.quote(str(stop.run))}"])
         return INTERRUPTED
     except PoolError as error:
         raise ValueError(str(error)) from error
@@ -124,13 +131,21 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     front, reference, manifest = folder.read_front(), folder.read_reference(), folder.manifest
     objectives = [objective.column for objective in space.objectives]
     order, marks = ranked(front, objectives)
-    shown = front.take(_spread(order, len(marks)))
-    *table, _ = front_table(shown, objectives, reference=reference).splitlines()
-    lines = [*table, f"{len(shown)} of {len(front)} points of the front, from end to end", ""]
+    replays, damage = read_replays(folder)
+    rows = list(replays.rows())
+    shown = front.take(_spread(*_finalists_first(front, order, len(marks), rows)))
+    *table, _ = front_table(shown, objectives, reference=reference, replays=replays).splitlines()
+    lines = [
+        *table,
+        f"{len(shown)} of {len(front)} points of the front, from end to end",
+        *replay_lines(rows),
+        *damage,
+        "",
+    ]
     lines += hanging("candidates: ", counts_line(manifest["counts"]))
     lines += hanging("search: ", str(manifest.get("sampler_reason", "")))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
-    lines += _next(folder.path, int(front["id"][order[0]]))
+    lines += _next(folder.path, int(front["id"][order[0]]), replayed=bool(len(replays)))
     data = {
         "run": str(folder.path),
         "state": manifest["state"],
@@ -139,8 +154,19 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
         "seconds": manifest["seconds"],
         "rows": json_rows(front),
         "reference": json_rows(reference),
+        "replays": json_replays(folder, rows),
     }
     answer(args, text="\n".join(lines) + "\n", data=data)
+
+
+def _finalists_first(
+    front: Table, order: Sequence[int], num_marked: int, rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[int], int]:
+    """The order with replayed points behind the marked ones, and how many those are together."""
+    ids = {row["id"] for row in rows}
+    replayed = [place for place in order[num_marked:] if int(front["id"][place]) in ids]
+    others = [place for place in order[num_marked:] if int(front["id"][place]) not in ids]
+    return [*order[:num_marked], *replayed, *others], num_marked + len(replayed)
 
 
 def _spread(order: Sequence[int], num_marked: int) -> list[int]:
@@ -150,12 +176,13 @@ def _spread(order: Sequence[int], num_marked: int) -> list[int]:
     return marked + [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
 
 
-def _next(path: Path, first: int) -> list[str]:
+def _next(path: Path, first: int, *, replayed: bool) -> list[str]:
     run_name = shlex.quote(str(path))
     return [
         "next:",
-        f"  search show {run_name}",
+        f"  search show {run_name}{' --tables replays' if replayed else ''}",
         f"  search estimate {run_name}:{first}",
+        f"  search replay {run_name}{f':{first}' if replayed else ''}",
         f"  search why {run_name}",
         f"  search plan {run_name} --tokens {TOKENS}",
     ]

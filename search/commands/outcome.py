@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from estimator.detail.step import ReplayedStep
 from estimator.timeline import busy, critical_path, exposed, memory
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.replay import busy_strips, critical_table, exposed_table, finalist_table, memory_lines
 from results.report.text import hanging
-from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, strategy_json
+from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_json
 from results.store import RunFolder
+from results.table import Table
 from search.finalists import AGREEMENT, Key, key_of, order_line
 
-__all__ = ["beside", "detail", "difference_lines", "finalist_lines", "json_detail", "json_replay", "points_of"]
+if TYPE_CHECKING:
+    from estimator.detail.step import ReplayedStep  # shows of a run load no replay
+
+__all__ = [
+    "read_replays",
+    "json_replays",
+    "beside",
+    "detail",
+    "finalist_lines",
+    "replay_lines",
+    "json_detail",
+    "json_replay",
+    "points_of",
+]
 
 Row = Mapping[str, Any]
 
@@ -32,19 +46,48 @@ def points_of(folder: RunFolder, rows: Sequence[Row]) -> dict[Key, dict[str, Any
     return found
 
 
+def read_replays(folder: RunFolder) -> tuple[Table, list[str]]:
+    """The replays of a run; where they are damaged none, and a line that says so: the front is worth showing alone."""
+    try:
+        return folder.read_replays(), []
+    except ValueError as error:
+        name = shlex.quote(str(folder.path))
+        return conform({field.name: [] for field in REPLAY_FIELDS}, REPLAY_FIELDS), hanging(
+            "", f"{error}: `search replay {name}` does so"
+        )
+
+
+def json_replays(folder: RunFolder, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every row of the replays whose point is in the run."""
+    points = points_of(folder, rows)
+    return [json_replay(row, points[key_of(row)]) for row in rows if key_of(row) in points]
+
+
 def finalist_lines(rows: Sequence[Row], points: Mapping[Key, Row]) -> list[str]:
     """The finalists in order of replayed time, and where the replay contradicts the estimate."""
     table = finalist_table(rows, [points[key_of(row)] for row in rows]).splitlines()
-    return [*table, *difference_lines(rows)]
+    return [*table, *_differences(rows)]
 
 
-def difference_lines(rows: Sequence[Row]) -> list[str]:
+def replay_lines(rows: Sequence[Row]) -> list[str]:
+    """What the replays of a run say of its front; none where there are none."""
+    done = [row for row in rows if row["rank_replayed"]]
+    lines = []
+    if done:
+        widest = max(abs(row["error"]) for row in done)
+        lines += [f"{len(done)} finalists replayed, the estimate is off by {widest:.1%} at most", *_differences(rows)]
+    for row in rows:
+        lines += hanging(f"{_name(row)}: ", row["note"]) if row["note"] else []
+    return lines
+
+
+def _differences(rows: Sequence[Row]) -> list[str]:
     """Which finalists differ by more than the estimate may, and what became of the ranking; none where all is well."""
     away = [row for row in rows if row["rank_replayed"] and not row["agrees"]]
     lines = []
     if away:
-        names = ", ".join(f"{_name(row)} {row['error']:+.1%}" for row in away)
-        lines += hanging("! ", f"replay and estimate differ by more than {AGREEMENT:.0%}: {names}; trust the replay")
+        names = ", ".join(f"{_name(row)} ({row['error']:+.1%})" for row in away)
+        lines += hanging("! ", f"the estimate is off by more than {AGREEMENT:.0%}, trust the replay: {names}")
     changed = order_line(rows)
     return [*lines, *(hanging("", changed) if changed else [])]
 

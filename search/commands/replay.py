@@ -16,7 +16,7 @@ from results.report.text import hanging
 from results.store import RunFolder, is_run
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.estimate import headline
-from search.commands.outcome import beside, detail, finalist_lines, json_detail, json_replay, points_of
+from search.commands.outcome import beside, detail, finalist_lines, json_detail, json_replay, json_replays, points_of
 from search.commands.point import Point, read_point, read_row, split_run
 from search.commands.remedies import remedies
 from search.commands.rows import summary
@@ -80,8 +80,8 @@ def _replay_run(args: argparse.Namespace, folder: RunFolder) -> int:
             f"  search show {name} --tables replays",
         ]
         shown = {"id": best.row["id"], "name": best.row["name"], **json_detail(best.step)}
-    found = [json_replay(row, points[key_of(row)]) for row in rows]
-    answer(args, text="\n".join(lines) + "\n", data={"run": str(folder.path), "rows": found, "best": shown})
+    data = {"run": str(folder.path), "rows": json_replays(folder, rows), "best": shown}
+    answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
 
 

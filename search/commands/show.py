@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from results.report import csv_text, front_table, ranked
 from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer, check_free, write
+from search.commands.outcome import finalist_lines, json_replays, points_of, read_replays
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
+from search.finalists import key_of
 
 __all__ = ["run"]
 
@@ -21,11 +24,14 @@ __all__ = ["run"]
 def run(args: argparse.Namespace) -> int:
     """Shows one table of a run."""
     folder = find_run(args.run)
+    if args.tables == "replays":
+        return _show_replays(args, folder)
     objectives = [objective.column for objective in space_of(folder).objectives]
     table = _table(folder, args.tables)
     if args.where is not None:
         table = select(table, args.where)
     reference = folder.read_reference() if args.tables == "front" else None
+    replays, damage = read_replays(folder) if args.tables == "front" else (None, [])
     if args.picture is not None:
         check_free(args, args.picture)
         title = f"{folder.manifest['name']}: {len(table)} points"
@@ -38,7 +44,31 @@ def run(args: argparse.Namespace) -> int:
     data = {"run": str(folder.path), "rows": json_rows(rows)}
     if reference is not None:
         data["reference"] = json_rows(reference)
-    answer(args, text=_text(args, table, rows, reference, objectives), data=data)
+    if replays is not None:
+        data["replays"] = json_replays(folder, list(replays.rows()))
+    text = _text(args, table, rows, reference, objectives, replays)
+    answer(args, text="\n".join([text.rstrip("\n"), *damage]) + "\n", data=data)
+    return 0
+
+
+def _show_replays(args: argparse.Namespace, folder: RunFolder) -> int:
+    """The finalists in order of replayed time, or by a column."""
+    refused = {"--where": args.where, "--picture": args.picture}
+    if given := [name for name, value in refused.items() if value is not None]:
+        raise ValueError(f"{given[0]} is for points, but --tables replays shows replays; leave one of them out")
+    table = folder.read_replays()
+    if args.by is not None:
+        table = table.sort("id").sort(args.by)
+    table = table.take(range(len(table))[: args.top])
+    if args.csv:
+        write(args, csv_text(table))
+        return 0
+    rows = list(table.rows())
+    points = points_of(folder, rows)
+    rows = [row for row in rows if key_of(row) in points]
+    nothing = f"no replays yet; search replay {shlex.quote(str(folder.path))} makes them"
+    text = "\n".join(finalist_lines(rows, points) if rows else [nothing]) + "\n"
+    answer(args, text=text, data={"run": str(folder.path), "rows": json_replays(folder, rows)})
     return 0
 
 
@@ -53,8 +83,9 @@ def _in_order(table: Table, by: str | None, objectives: Sequence[str]) -> Table:
 
 
 def _text(
-    args: argparse.Namespace, table: Table, rows: Table, reference: Table | None, objectives: Sequence[str]
-) -> str:
+    args: argparse.Namespace, table: Table, rows: Table, reference: Table | None, objectives: Sequence[str],
+    replays: Table | None,
+) -> str:  # fmt: skip
     if not len(table):
         chosen = f" where {args.where}" if args.where else ""
         return f"no rows in {args.tables}{chosen}\n"
@@ -63,7 +94,7 @@ def _text(
         return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"
     if args.tables == "reference":
         return front_table(table.take([]), objectives, reference=table)
-    return front_table(table, objectives, reference=reference, top=args.top)
+    return front_table(table, objectives, reference=reference, replays=replays, top=args.top)
 
 
 def _table(folder: RunFolder, name: str) -> Table:
