@@ -207,6 +207,7 @@ class RunFolder:
                 self._read(file, FRONT_FIELDS)
             self.read_rejections()
             self.read_trials()
+            self.read_replays()
         except ValueError:
             return False
         return True

@@ -149,9 +149,9 @@ def _traces(args: argparse.Namespace, folder: RunFolder | None) -> tuple[Path | 
         place = folder.traces()
     else:
         place = Path(args.trace)
-        if is_run(place) or (place.exists() and not place.is_dir()):
-            kind = "a run" if is_run(place) else "a file"
-            raise ValueError(f"{place}: --trace takes a folder for traces, but it is {kind}; give another")
+        if not args.trace or is_run(place) or (place.exists() and not place.is_dir()):
+            kind = "a run" if is_run(place) else "a file" if args.trace else "empty"
+            raise ValueError(f"{args.trace!r}: --trace takes a folder for traces, but it is {kind}; give another")
     probe = place / f".{os.getpid()}.probe"
     with as_user_error(place, "write traces"):
         place.mkdir(parents=True, exist_ok=True)

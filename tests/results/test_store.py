@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from estimator.tasks import Category
 from results.files import append_line, read_lines
-from results.schema import FRONT_FIELDS
+from results.schema import FRONT_FIELDS, REPLAY_FIELDS, Plain
 from results.store import RunFolder, list_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,54 @@ def test_reference_rejections_and_trials_read_back(run, make_front):
     assert run.read_reference().row(0)["name"] == "published"
     assert list(run.read_rejections().rows())[1] == {"rule": "memory", "count": 3, "example": ""}
     assert run.read_trials()["id"].tolist() == [5, 1000, 1001]
+
+
+def replays(num, **replaced):
+    """Rows of finalists, as a writer gives them."""
+    numbers = {
+        field.name: np.arange(num, dtype=np.float64) for field in REPLAY_FIELDS if field.kind is not Plain.STRING
+    }
+    texts = {field.name: ["text"] * num for field in REPLAY_FIELDS if field.kind is Plain.STRING}
+    return numbers | texts | {"agrees": [True] * num} | replaced
+
+
+def test_replays_read_back_and_a_run_without_any_has_no_rows(run):
+    assert len(run.read_replays()) == 0
+    run.write_replays(replays(3, replayed_step_time_s=[1 / 3, math.nan, 5e-324]))
+    back = RunFolder.open(run.path).read_replays()
+    assert back.names == tuple(field.name for field in REPLAY_FIELDS)
+    assert back["replayed_step_time_s"].tobytes() == np.array([1 / 3, math.nan, 5e-324]).tobytes()
+    assert (back["agrees"].dtype, back["id"].dtype, back["why"][0]) == (np.bool_, np.int64, "text")
+    schema = pq.read_schema(run.path / "replays.parquet")
+    assert all(schema.field(field.name).metadata[b"description"] for field in REPLAY_FIELDS)
+    with duckdb.connect() as connection:
+        file = run.path / "replays.parquet"
+        assert connection.execute(f"SELECT count(*), max(id) FROM '{file}'").fetchone() == (3, 2)
+
+
+def test_every_category_of_a_critical_path_has_a_column():
+    names = {field.name for field in REPLAY_FIELDS}
+    assert {f"critical_{category.value}_s" for category in Category} <= names
+    assert {"critical_contention_s", "critical_idle_s"} <= names
+
+
+def test_a_run_is_whole_without_replays_and_not_with_damaged_ones(run, make_front):
+    run.write_front(make_front(2).columns)
+    run.write_reference(make_front(0).columns)
+    run.write_rejections([])
+    assert run.is_whole()
+    run.write_replays(replays(1))
+    assert run.is_whole()
+    (run.path / "replays.parquet").write_bytes(b"PAR1")
+    assert not run.is_whole()
+
+
+def test_traces_have_a_folder_of_their_own(run):
+    assert run.traces() == run.path / "replays" == run.traces()
+    run.traces().rmdir()
+    (run.path / "replays").write_text("mine")
+    with pytest.raises(ValueError, match="replays: cannot make the folder"):
+        run.traces()
 
 
 def test_an_empty_front_is_a_front(run, make_front):

@@ -25,7 +25,7 @@ from tests.search.conftest import SMALL
 from tests.search.measured_rows import cells, write
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("launch", "resume", "runs", "show", "plan", "estimate", "why", "validate", "catalog", "bench")
+COMMANDS = ("launch", "resume", "runs", "show", "plan", "estimate", "why", "validate", "catalog", "bench", "replay")
 LIGHT = {"numpy", "yaml", "ray", "numba", "pyarrow", "optuna", "moocore", "rich", "torch", "matplotlib"}
 PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")
 TOO_LARGE = (
@@ -130,7 +130,7 @@ HOSTILE = [
     ["show", "latest", "--where", "tq == 1"],
     ["show", "latest", "--by", "tq"],
     ["show", "latest", "--top", "-1"],
-    ["show", "latest", "--tables", "replays"],
+    ["show", "latest", "--tables", "journal"],
     ["show", "latest", "-o", "missing/file"],
     ["show", "latest", "-o", "folder"],
     ["show", "latest", "--xlsx", "file"],
@@ -306,7 +306,7 @@ def test_show_puts_the_best_of_each_objective_first(search, small_run):
 
 def test_show_as_json_has_the_agreed_keys(search, small_run):
     data = json.loads(search("show", "latest", "--json").out)
-    assert data.keys() == {"run", "rows", "reference"}
+    assert data.keys() == {"run", "rows", "reference", "replays"}
     columns = {field.name for field in FRONT_FIELDS} - {*STRATEGY_NAMES} | {"strategy"}
     for row in [*data["rows"], *data["reference"]]:
         assert row.keys() == columns

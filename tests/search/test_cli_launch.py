@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from results.store import RunFolder
+from search import replays
 from search.commands import progress
 from search.commands.progress import progress_line
 from tests.search.conftest import SMALL
 
-INLINE = ("--pool", "inline")
+INLINE = ("--pool", "inline", "--replay", "0")
+REPLAYED = ("--pool", "inline", "--replay", "1")
 # hfu follows neither time nor memory, so nothing is pruned and the sweep has blocks to go through.
 MANY_BLOCKS = ("--set", "objectives=[hfu, peak_memory_bytes]", "--set", "search.block_size=8")
 TOO_LARGE = ("--set", "model=llama3_70b", "--set", "system={cluster: dgx_h100, num_chips: 8}")
@@ -30,6 +32,11 @@ class Reached:
     seconds: float = 2.0
     front_size: int = 7
     best: dict[str, float] = field(default_factory=lambda: {"step_time_s": 15.65})
+
+
+def slowed(step, strategy):
+    """A replay that takes twice as long for the fastest point of the front: pure ZeRO-2."""
+    return replace(step, step_time_s=step.step_time_s * (2 if strategy.zero_stage == 2 and strategy.tp == 1 else 1))
 
 
 def front_of(path):
@@ -60,6 +67,7 @@ def test_launch_tells_what_it_understood_and_ends_with_the_front_and_what_to_typ
         "search show run",
         "search plan run --tokens",
         "search why run",
+        "search replay run",
     ):
         assert text in said.out
     best = front["id"][front["step_time_s"].argmin()]
@@ -81,11 +89,96 @@ def test_launch_shows_the_front_from_end_to_end(search, tmp_path, monkeypatch):
 
 def test_launch_as_json_prints_one_object_and_nothing_else(search, tmp_path):
     data = json.loads(search("launch", SMALL, *INLINE, "--out", "run", "--json").out)
-    assert data.keys() == {"run", "state", "objectives", "counts", "seconds", "rows", "reference"}
+    assert data.keys() == {"run", "state", "objectives", "counts", "seconds", "rows", "reference", "replays"}
     assert data["state"] == "done"
     assert data["counts"].keys() >= {"raw", "legal", "fits", "priced", "front", "by_rule"}
     assert data["counts"]["front"] == len(data["rows"])
     assert {row["id"] for row in data["rows"]} == {row["id"] for row in front_of(tmp_path / "run")}
+
+
+def test_launch_replays_the_finalists_and_shows_their_times_beside_the_estimate(search, tmp_path):
+    said = search("launch", SMALL, *REPLAYED, "--out", "run")
+    assert said.code == 0
+    run = RunFolder.open(tmp_path / "run")
+    rows = list(run.read_replays().rows())
+    whys = {why for row in rows for why in row["why"].split(", ")}
+    assert whys == {
+        "best step_time_s",
+        "best peak_memory_bytes",
+        "knee",
+        "next best step_time_s",
+        "reference fully_sharded",
+    }
+    assert all((run.path / row["trace"]).is_file() for row in rows)
+    assert run.manifest["seconds"]["replay"] > 0
+    assert run.manifest["seconds"]["total"] > run.manifest["seconds"]["replay"]
+    for row in rows:
+        assert f"{row['replayed_step_time_s']:.4g} s" in said.out
+    assert f"replaying 1 of {len(rows)}: " in said.err
+    assert f"{len(rows)} finalists replayed" in said.out
+    assert "search show run --tables replays" in said.out
+    again = search("resume", "run")
+    assert (again.code, again.out) == (0, said.out)
+
+
+def test_launch_without_replay_leaves_none_behind(search, tmp_path):
+    assert search("launch", SMALL, *INLINE, "--out", "run").code == 0
+    run = RunFolder.open(tmp_path / "run")
+    assert "replay" not in run.manifest["seconds"]
+    assert not (run.path / "replays").exists()
+    assert not (run.path / "replays.parquet").exists()
+    assert run.is_whole()
+
+
+def test_a_replay_that_is_interrupted_leaves_a_finished_run_and_search_replay_completes_it(
+    search, tmp_path, monkeypatch
+):
+    whole = replays.replay_step
+    done = []
+
+    def interrupt(*args):
+        if done:
+            raise KeyboardInterrupt
+        done.append(args)
+        return whole(*args)
+
+    monkeypatch.setattr(replays, "replay_step", interrupt)
+    said = search("launch", SMALL, *REPLAYED, "--out", "run")
+    assert (said.code, said.out) == (130, "")
+    assert said.err.endswith("interrupted; the front is written; replay its finalists with: search replay run\n")
+    run = RunFolder.open(tmp_path / "run")
+    assert (run.state, len(run.read_replays()), len(run.read_front())) == ("done", 1, 24)
+    assert run.manifest["seconds"]["replay"] > 0
+    monkeypatch.setattr(replays, "replay_step", whole)
+    assert search("replay", "run", "--top", "1").code == 0
+    assert len(run.read_replays()) == 5
+
+
+def test_a_finalist_that_cannot_be_replayed_is_a_note_and_not_the_end_of_the_run(search, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise ValueError("a step of 13,000,000 tasks is too large to replay")
+
+    monkeypatch.setattr(replays, "replay_step", refuse)
+    said = search("launch", SMALL, *REPLAYED, "--out", "run")
+    assert said.code == 0
+    rows = list(RunFolder.open(tmp_path / "run").read_replays().rows())
+    assert {row["note"] for row in rows} == {"not replayed: a step of 13,000,000 tasks is too large to replay"}
+    assert {row["rank_replayed"] for row in rows} == {0}
+    assert "too large to replay" in said.out
+
+
+def test_launch_flags_an_estimate_that_the_replay_contradicts_and_ranks_again(search, monkeypatch):
+    whole = replays.replay_step
+    monkeypatch.setattr(
+        replays, "replay_step", lambda model, strategy, *rest: slowed(whole(model, strategy, *rest), strategy)
+    )
+    said = search("launch", SMALL, *REPLAYED, "--out", "run")
+    told = " ".join(said.out.split())
+    assert "! the estimate is off by more than 5%, trust the replay: 11 (" in told
+    assert "ranking changed: by replay " in told
+    first = told.partition("by replay ")[2].partition(",")[0]
+    assert first != "11"
+    assert told.partition("by estimate ")[2].startswith("11, ")
 
 
 def test_several_spaces_run_one_after_the_other(search, tmp_path):

@@ -1,0 +1,128 @@
+"""Which rows are finalists and why, and what a replay does to their order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from results.schema import FRONT_FIELDS, conform
+from search.finalists import finalists, key_of, order_line, reranked
+
+TWO = ("step_time_s", "peak_memory_bytes")
+NONE = conform({field.name: [] for field in FRONT_FIELDS}, FRONT_FIELDS)
+
+
+@pytest.fixture
+def table(small_run):
+    """Rows like those of the small run: (id, seconds, gigabytes) and what else is to differ."""
+    (base,) = small_run.read_front().where(small_run.read_front()["id"] == 0).rows()
+
+    def make(*points, **common):
+        rows = [
+            base | {"id": number, "step_time_s": seconds, "peak_memory_bytes": gigabytes * 1e9} | common | more
+            for number, seconds, gigabytes, more in points
+        ]
+        return conform({field.name: [row[field.name] for row in rows] for field in FRONT_FIELDS}, FRONT_FIELDS)
+
+    return make
+
+
+def curve(num):
+    return [(10 + i, 1.0 + i, 100.0 / (1 + 3 * i), {"tp": 1 + i // 2, "zero_stage": i % 2}) for i in range(num)]
+
+
+def told(found):
+    return {one.row["name"] or one.row["id"]: one.why for one in found}
+
+
+def test_the_best_of_each_objective_the_knee_and_the_next_best_are_finalists(table):
+    found = told(finalists(table(*curve(9)), NONE, TWO, 2))
+    assert found[10] == ("best step_time_s",)
+    assert found[18] == ("best peak_memory_bytes",)
+    assert ("knee",) in found.values()
+    assert list(found.values()).count(("next best step_time_s",)) == 2
+    assert len(found) == 5
+
+
+def test_next_best_of_another_structure_come_first(table):
+    """Points 10 and 11 share tp 1: 11 differs from the best in its ZeRO stage alone."""
+    found = told(finalists(table(*curve(9)), NONE, TWO, 2))
+    knee = next(number for number, why in found.items() if why == ("knee",))
+    next_best = [number for number, why in found.items() if why == ("next best step_time_s",)]
+    assert 11 not in next_best
+    taken = {(number - 10) // 2 for number in (10, knee, 18)}
+    structures = {(number - 10) // 2 for number in next_best}
+    assert len(structures) == len(next_best) == 2
+    assert not structures & taken
+
+
+def test_of_one_structure_the_next_best_are_taken_all_the_same(table):
+    front = table(*[(i, 1.0 + i, 9.0 - i, {"zero_stage": i % 3}) for i in range(6)])
+    found = told(finalists(front, NONE, TWO, 2))
+    assert [number for number, why in found.items() if why == ("next best step_time_s",)] == [
+        number for number in range(1, 5) if found.get(number) != ("knee",)
+    ][:2]
+
+
+@pytest.mark.parametrize(("more", "num"), [(0, 3), (1, 4), (4, 7), (1000, 9)])
+def test_more_than_there_are_is_all_there_are(table, more, num):
+    assert len(finalists(table(*curve(9)), NONE, TWO, more)) == num
+
+
+def test_a_front_of_one_point_has_one_finalist_with_every_reason(table):
+    (only,) = finalists(table((7, 1.0, 2.0, {})), NONE, TWO, 3)
+    assert only.why == ("best step_time_s", "best peak_memory_bytes")
+
+
+def test_reference_points_that_fit_are_finalists_and_others_are_not(table):
+    reference = table((-1, 5.0, 5.0, {"name": "mine", "tp": 8}),
+                      (-1, math.nan, 5.0, {"name": "illegal", "feasible": False, "num_gpus": math.nan}))  # fmt: skip
+    found = told(finalists(table(*curve(3)), reference, TWO, 0))
+    assert found["mine"] == ("reference mine",)
+    assert "illegal" not in found
+
+
+def test_a_reference_point_that_is_a_finalist_is_named_there(table):
+    front = table(*curve(9))
+    best = front.row(0)
+    reference = table((-1, 1.0, 100.0, {"name": "mine", "tp": best["tp"], "zero_stage": best["zero_stage"]}))
+    found = told(finalists(front, reference, TWO, 0))
+    assert found[10] == ("best step_time_s", "reference mine")
+    assert "mine" not in found
+
+
+def test_one_reference_on_two_sizes_of_a_cluster_is_two_finalists(table):
+    reference = table((-1, 5.0, 5.0, {"name": "mine", "num_gpus": 64.0, "dp": 64}),
+                      (-1, 4.0, 5.0, {"name": "mine", "num_gpus": 128.0, "dp": 128}))  # fmt: skip
+    found = finalists(table(*curve(3)), reference, TWO, 0)
+    assert len({one.key for one in found if one.row["name"]}) == 2
+
+
+def row(number, estimated, replayed):
+    return {"id": number, "name": "", "system": "s", "num_gpus": 8, "estimated_step_time_s": estimated,
+            "replayed_step_time_s": replayed}  # fmt: skip
+
+
+def test_replayed_time_orders_finalists_and_what_was_not_replayed_comes_last():
+    rows = reranked([row(1, 1.0, 3.0), row(2, 0.5, math.nan), row(3, 2.0, 2.0), row(4, 3.0, 2.5)])
+    assert [(r["id"], r["rank_estimated"], r["rank_replayed"]) for r in rows] == [
+        (3, 2, 1),
+        (4, 3, 2),
+        (1, 1, 3),
+        (2, 0, 0),
+    ]
+    assert order_line(rows) == "ranking changed: by replay 3, 4, 1; by estimate 1, 3, 4"
+
+
+def test_equal_replays_keep_the_order_of_the_estimate_and_nothing_is_said():
+    rows = reranked([row(9, 2.0, 5.0), row(5, 1.0, 5.0), row(7, 1.0, 5.0)])
+    assert [r["id"] for r in rows] == [5, 7, 9]
+    assert order_line(rows) == ""
+    assert order_line(reranked([])) == ""
+
+
+def test_the_key_of_a_row_survives_the_file(small_run):
+    front = small_run.read_front()
+    keys = {key_of(point) for point in front.rows()}
+    assert len(keys) == len(front)
