@@ -14,6 +14,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from estimator.tasks import CATEGORIES
 from estimator.timeline import Timeline, memory
 from hardware.units import format_bytes
 from results.files import as_user_error
+from results.trace_selection import choose
 
 __all__ = ["MAX_BYTES", "TraceFile", "check_free", "write_trace"]
 
@@ -31,6 +34,8 @@ COUNTER_SHARE = 0.1  # of the text at most: a memory curve has two steps per ten
 # Characters of a line besides names, times (2 a slice) and whole numbers (4 a slice), rounded up.
 OP_BYTES, FLOW_BYTES, PASS_BYTES, COUNTER_BYTES = 148, 2 * 86, 98, 110
 HEAD_BYTES, THREAD_BYTES = 20_000, 500
+BATCH = 2_000  # lines that are written at once
+LEVEL = 3  # of gzip: a trace of the largest size in a second, a twelfth of its size
 HEAD_LIMIT = 65_536  # bytes of a file that may be a trace: its first line says whose it is
 
 
@@ -83,16 +88,21 @@ def write_trace(
         try:
             with _opened(temporary, is_gzip=path.suffix == ".gz") as file:
                 file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(head)},\n"traceEvents":[\n')
-                for line in trace.lines():
-                    file.write(f"{',' if num_events else ''}{line}\n")
-                    num_bytes += len(line) + 2
-                    num_events += 1
+                for lines in _batches(trace.lines()):
+                    text = ("," if num_events else "") + "\n,".join(lines)
+                    num_bytes += file.write(text + "\n")
+                    num_events += len(lines)
                 file.write("]}\n")
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     return TraceFile(path=path, text_bytes=num_bytes, events=num_events, ops=trace.ops)
+
+
+def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(lines, BATCH)):
+        yield batch
 
 
 def _opened(path: Path, *, is_gzip: bool) -> io.TextIOWrapper:
@@ -105,7 +115,7 @@ class _Gzip(gzip.GzipFile):
     """Closes the file below it too."""
 
     def __init__(self, below: io.BufferedWriter) -> None:
-        super().__init__(filename="", mode="wb", compresslevel=6, fileobj=below, mtime=0)
+        super().__init__(filename="", mode="wb", compresslevel=LEVEL, fileobj=below, mtime=0)
         self._below = below
 
     def close(self) -> None:
@@ -150,7 +160,7 @@ class _Trace:
         cost = np.zeros(len(self.tasks))
         cost[self.ran] = OP_BYTES + 2 * time + 4 * number + np.array(names, dtype=np.int64)[self.tasks.name[self.ran]]
         np.add.at(cost, self.tasks.before[self.flows], FLOW_BYTES + 2 * time + 6 * number)
-        self.kept, self.ops = _choose(self.tasks.micro_batch, cost, self.ran, max_bytes - fixed)
+        self.kept, self.ops = choose(self.tasks.micro_batch, cost, self.ran, max_bytes - fixed)
         self.flows = self.flows[self.kept[self.tasks.before[self.flows]] & self.kept[self.tasks.after[self.flows]]]
 
     def notes(self) -> dict[str, str]:
@@ -206,38 +216,45 @@ class _Trace:
             p.device.tolist(), p.scope.tolist(), p.lane.tolist(), p.start.tolist(), p.end.tolist(), p.first.tolist(),
             strict=True,
         ):  # fmt: skip
-            args = ",".join(self._where(first))
+            args = _where(int(self.tasks.micro_batch[first]), int(self.tasks.chunk[first]))[:-1]
             yield (
                 f'{{"ph":"X","name":{names[scope]},"cat":"pass","pid":{self._pid(device)},'
                 f'"tid":{self._lane_tid(device, lane)},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{args}}}}}'
             )
 
-    def _where(self, task: int) -> list[str]:
-        places = (("micro_batch", int(self.tasks.micro_batch[task])), ("chunk", int(self.tasks.chunk[task])))
-        return [f'"{name}":{number}' for name, number in places if number >= 0]
-
     def _op_lines(self) -> Iterator[str]:
-        names = [json.dumps(name) for name in self.tasks.names]
-        arrows: dict[int, list[tuple[str, int]]] = {}
-        for number, edge in enumerate(self.flows.tolist(), start=1):
-            arrows.setdefault(int(self.tasks.before[edge]), []).append(("s", number))
-            arrows.setdefault(int(self.tasks.after[edge]), []).insert(0, ("f", number))
+        tasks, timeline = self.tasks, self.timeline
+        names = [json.dumps(name) for name in tasks.names]
+        kinds = [category.value for category in CATEGORIES]
+        places = [f'"pid":{self._pid(s.device)},"tid":{self._stream_tid(i)}' for i, s in enumerate(tasks.streams)]
+        arrows = self._arrows()
         shown = self.ran[self.kept[self.ran]]
-        order = shown[np.lexsort((shown, self.end[shown], self.start[shown], self.tasks.stream[shown]))]
-        for task in order.tolist():
-            stream = int(self.tasks.stream[task])
-            start, end, own = int(self.start[task]), int(self.end[task]), float(self.tasks.seconds[task])
-            stretch = float(self.timeline.end[task] - self.timeline.start[task]) / own if own > 0 else 1.0
-            args = ",".join([*self._where(task), f'"own_s":{own:.6g}', f'"stretch":{stretch:.4g}'])
-            at = f'"pid":{self._pid(int(self.tasks.device[task]))},"tid":{self._stream_tid(stream)}'
+        shown = shown[np.lexsort((shown, self.end[shown], self.start[shown], tasks.stream[shown]))]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            stretch = np.where(tasks.seconds > 0, (timeline.end - timeline.start) / tasks.seconds, 1.0)
+        # Columns as lists: this loop runs half a million times, and NumPy scalars are slow to come by.
+        columns = (tasks.name, tasks.category, tasks.stream, tasks.micro_batch, tasks.chunk, self.start, self.end,
+                   tasks.seconds, stretch)  # fmt: skip
+        for task, name, kind, stream, batch, chunk, start, end, own, slower in zip(
+            shown.tolist(), *(column[shown].tolist() for column in columns), strict=True
+        ):
+            at = places[stream]
             yield (
-                f'{{"ph":"X","name":{names[self.tasks.name[task]]},"cat":"{CATEGORIES[self.tasks.category[task]].value}"'
-                f',{at},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{args}}}}}'
+                f'{{"ph":"X","name":{names[name]},"cat":"{kinds[kind]}",{at},"ts":{start // 1000}.{start % 1000:03d},'
+                f'"dur":{_us(end - start)},"args":{{{_where(batch, chunk)}"own_s":{own:.6g},"stretch":{slower:.4g}}}}}'
             )
             for phase, number in arrows.get(task, ()):
                 # A nanosecond before the end, so that the next slice, which may start there, is not meant.
                 when, bind = (end - 1, "") if phase == "s" else (start, ',"bp":"e"')
                 yield f'{{"ph":"{phase}","name":"send","cat":"flow","id":{number},{at},"ts":{_us(when)}{bind}}}'
+
+    def _arrows(self) -> dict[int, list[tuple[str, int]]]:
+        """Per task the arrows that end at its start, then those that begin at its end, by number."""
+        arrows: dict[int, list[tuple[str, int]]] = {}
+        for number, edge in enumerate(self.flows.tolist(), start=1):
+            arrows.setdefault(int(self.tasks.before[edge]), []).append(("s", number))
+            arrows.setdefault(int(self.tasks.after[edge]), []).insert(0, ("f", number))
+        return arrows
 
     def _counter_lines(self) -> Iterator[str]:
         for d, (times, levels) in enumerate(self.curves):
@@ -316,56 +333,11 @@ def _lanes(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray
     return lane
 
 
-def _choose(micro_batch: np.ndarray, cost: np.ndarray, ran: np.ndarray, room: float) -> tuple[np.ndarray, str]:
-    """Tasks [N] whose slices fit into `room` bytes, and what they are in words."""
-    kept = np.ones(len(cost), dtype=np.bool_)
-    if cost.sum() <= room:
-        return kept, "all"
-    kept = micro_batch < 0
-    left = room - cost[kept].sum()
-    if left < 0:  # what is of no micro-batch fills it alone
-        return _earliest(cost, ran, room)
-    num = int(micro_batch.max()) + 1
-    by_number = np.bincount(micro_batch[~kept], weights=cost[~kept], minlength=num)
-    taken: list[int] = []
-    for number in _by_interest(num):
-        left -= by_number[number]
-        if left < 0:
-            break
-        taken.append(number)
-    kept |= np.isin(micro_batch, taken)
-    told = _ranges(sorted(taken)) if taken else "none"
-    return kept, f"of micro-batches {told} of {num}; of the others passes only"
-
-
-def _earliest(cost: np.ndarray, ran: np.ndarray, room: float) -> tuple[np.ndarray, str]:
-    """The tasks `ran` (in order of time) that fit before the first that does not."""
-    kept = np.zeros(len(cost), dtype=np.bool_)
-    held = int(np.searchsorted(np.cumsum(cost[ran]), room, side="right"))
-    kept[ran[:held]] = True
-    return kept, f"the first {held} of {len(ran)}; of the others passes only"
-
-
-def _by_interest(num: int) -> Iterator[int]:
-    """Micro-batches: the first, one of the middle, the last, then their neighbours, and so on."""
-    middle = [(num // 2 + (step + 1) // 2 * (1 if step % 2 else -1)) for step in range(num)]
-    seen: set[int] = set()
-    for i in range(num):
-        for number in (i, middle[i], num - 1 - i):
-            if 0 <= number < num and number not in seen:
-                seen.add(number)
-                yield number
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Whole numbers in order as ranges.
-
-    >>> _ranges([0, 1, 2, 7, 9, 10])
-    '0-2, 7, 9-10'
-    """
-    starts = [n for n in numbers if n - 1 not in set(numbers)]
-    ends = [n for n in numbers if n + 1 not in set(numbers)]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+@lru_cache(maxsize=1 << 16)
+def _where(micro_batch: int, chunk: int) -> str:
+    """The place of a task as the beginning of its args."""
+    places = (("micro_batch", micro_batch), ("chunk", chunk))
+    return "".join(f'"{name}":{number},' for name, number in places if number >= 0)
 
 
 def _meta(name: str, pid: int, tid: int | None, args: Mapping[str, str | int]) -> str:

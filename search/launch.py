@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,8 +138,7 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
     objectives = [objective.column for objective in space.objectives]
     chosen = finalists(run.read_front(), run.read_reference(), objectives, options.replay)
     try:
-        for _ in replay_finalists(run, space, chosen, traces=traces, tell=progress.phase):
-            pass
+        deque(replay_finalists(run, space, chosen, traces=traces, tell=progress.phase), maxlen=0)
     except KeyboardInterrupt as stop:
         stop.run = run.path  # type: ignore[attr-defined]
         raise

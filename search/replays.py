@@ -65,6 +65,7 @@ def replay_finalists(
         ordered = reranked(list(rows.values()))
         run.write_replays({field.name: [row[field.name] for row in ordered] for field in REPLAY_FIELDS})
         yield done
+        del done  # of a large step, one at a time is enough
 
 
 def known_rows(run: RunFolder) -> dict[Key, dict[str, Any]]:
