@@ -140,6 +140,7 @@ class _Trace:
 
     def __init__(self, timeline: Timeline, max_bytes: int) -> None:
         self.timeline, self.tasks = timeline, timeline.tasks
+        self.computes = np.array([stream.computes for stream in self.tasks.streams], dtype=np.bool_)
         ran = np.flatnonzero(np.isfinite(timeline.start))
         self.ran = ran[np.argsort(timeline.start[ran], kind="stable")]
         self.start, self.end = _nanoseconds(timeline, self.ran)
@@ -266,17 +267,18 @@ class _Trace:
                 )
 
     def _flows(self) -> np.ndarray:
-        """Edges that get an arrow: between devices, both ends at least a nanosecond long."""
-        before, after = self.tasks.before, self.tasks.after
-        long = np.zeros(len(self.tasks), dtype=np.bool_)
+        """Edges that get an arrow: from a transfer to a task of another device, both at least a nanosecond long."""
+        tasks, before, after = self.tasks, self.tasks.before, self.tasks.after
+        long = np.zeros(len(tasks), dtype=np.bool_)
         long[self.ran] = self.end[self.ran] > self.start[self.ran]
-        return np.flatnonzero((self.tasks.device[before] != self.tasks.device[after]) & long[before] & long[after])
+        sends = ~self.computes[tasks.stream[before]]
+        return np.flatnonzero(sends & (tasks.device[before] != tasks.device[after]) & long[before] & long[after])
 
     def _passes(self) -> _Passes:
         """Passes by device and start. A pass lasts as long as its compute, or as its traffic where it has none."""
         tasks, ran = self.tasks, self.ran
         key = tasks.device[ran] * len(tasks.scopes) + tasks.scope[ran]
-        computes = np.array([stream.computes for stream in tasks.streams], dtype=np.bool_)[tasks.stream[ran]]
+        computes = self.computes[tasks.stream[ran]]
         ran, key = ran[computes | ~np.isin(key, key[computes])], key[computes | ~np.isin(key, key[computes])]
         keys, which = np.unique(key, return_inverse=True)
         start, end = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)

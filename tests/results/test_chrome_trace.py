@@ -115,8 +115,11 @@ def test_passes_that_run_at_the_same_time_get_threads_of_their_own(written):
     assert [(e["ts"], e["dur"]) for e in (first, second)] == [(0.0, 3e6), (1e6, 3e6)]
 
 
-def test_arrows_go_along_edges_between_devices_only_and_bind_to_slices(written):
+def test_arrows_go_from_transfers_to_other_devices_only_and_bind_to_slices(written):
     timeline = pipeline(ranks=3, micro_batches=4)
+    last = np.flatnonzero(timeline.tasks.device == 2)[-1]  # that a kernel of another rank comes first is no transfer
+    edges = {"before": np.append(timeline.tasks.before, 0), "after": np.append(timeline.tasks.after, last)}
+    timeline = replace(timeline, tasks=replace(timeline.tasks, **edges))
     _, trace = written(timeline)
     tasks = timeline.tasks
     ends = {phase: {e["id"]: e for e in trace["traceEvents"] if e["ph"] == phase} for phase in "sf"}
@@ -139,7 +142,7 @@ def test_arrows_go_along_edges_between_devices_only_and_bind_to_slices(written):
             binding.append(streams[held["pid"], held["name"]])
         found.add(tuple(binding))
     crossing = {(b, a) for b, a in zip(tasks.before.tolist(), tasks.after.tolist(), strict=True)
-                if tasks.device[b] != tasks.device[a]}  # fmt: skip
+                if tasks.device[b] != tasks.device[a] and b}  # fmt: skip
     assert found == crossing
     assert len(crossing) == 8
 
