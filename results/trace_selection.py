@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = ["choose"]
+__all__ = ["ALL", "choose"]
+
+ALL = "all"
 
 
 def choose(micro_batch: np.ndarray, cost: np.ndarray, ran: np.ndarray, room: float) -> tuple[np.ndarray, str]:
@@ -19,7 +21,7 @@ def choose(micro_batch: np.ndarray, cost: np.ndarray, ran: np.ndarray, room: flo
     """
     kept = np.ones(len(cost), dtype=np.bool_)
     if cost.sum() <= room:
-        return kept, "all"
+        return kept, ALL
     kept = micro_batch < 0
     left = room - cost[kept].sum()
     if left < 0:  # what is of no micro-batch fills it alone

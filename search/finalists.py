@@ -13,11 +13,14 @@ from results.schema import STRATEGY_NAMES
 from results.table import Table
 from search.space import Space
 
-__all__ = ["AGREEMENT", "MORE", "Finalist", "Key", "finalists", "key_of", "order_line", "reranked", "system_of_row"]
+__all__ = ["AGREEMENT", "MORE", "PARTIAL", "Finalist", "Key", "finalists", "key_of", "order_line", "reranked", "system_of_row"]
 
 MORE = 3  # finalists beside the best of each objective, the knee and the reference points
 AGREEMENT = 0.05
 """A replay that differs from its estimate by more than this fraction is flagged: one of the two is wrong."""
+
+PARTIAL = "trace shows operations"
+"""How the note begins that says which operations a trace holds where not all fit."""
 
 STRUCTURE = ("system", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "schedule", "layout", "micro_batch", "rank_order")
 Key = tuple[int, str, str, int]

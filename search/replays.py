@@ -23,10 +23,12 @@ from estimator.strategy import Strategy
 from estimator.timeline import critical_path, exposed
 from estimator.workload import Workload
 from hardware.system import SystemSpec
+from hardware.units import format_bytes
 from results.chrome_trace import check_free, write_trace
+from results.trace_selection import ALL
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_at, strategy_columns
 from results.store import RunFolder
-from search.finalists import AGREEMENT, Finalist, Key, key_of, reranked, system_of_row
+from search.finalists import AGREEMENT, PARTIAL, Finalist, Key, key_of, reranked, system_of_row
 from search.plain import plain
 from search.space import Space
 
@@ -82,7 +84,8 @@ def replay_point(
 ) -> Replayed:  # fmt: skip
     """Replays one point that is legal and fits, with its trace in `path` unless that is None.
 
-    A step that is too large to replay, or a trace that cannot be written, is a note in the row.
+    A step that is too large to replay, a trace that cannot be written or does not hold all, and memory that the replay
+    finds too small are notes in the row.
     """
     begin = time.perf_counter()
     try:
@@ -90,17 +93,33 @@ def replay_point(
     except (ValueError, MemoryError) as error:
         return Replayed(row=_empty_row(finalist) | {"note": f"not replayed: {_sentence(error)}"}, step=None)
     row = _row(finalist, step) | {"replay_s": time.perf_counter() - begin}
-    if path is None:
-        return Replayed(row=row, step=step)
-    about = {
-        "name": _told(finalist), "model": model.name, "system": f"{system.num_chips} x {system.chip.name}",
-        "estimated_step_time_s": row["estimated_step_time_s"], "replayed_step_time_s": row["replayed_step_time_s"],
-    }  # fmt: skip
-    try:
-        write_trace(path, step.timeline, subject=subject_of(model, strategy, system, workload), about=about)
-    except ValueError as error:
-        return Replayed(row=row | {"note": f"no trace: {_sentence(error)}"}, step=step)
-    return Replayed(row=row | {"trace": str(path)}, step=step)
+    notes = _overfull(step)
+    if path is not None:
+        about = {
+            "name": _told(finalist), "model": model.name, "system": f"{system.num_chips} x {system.chip.name}",
+            "estimated_step_time_s": row["estimated_step_time_s"], "replayed_step_time_s": row["replayed_step_time_s"],
+        }  # fmt: skip
+        subject = subject_of(model, strategy, system, workload)
+        try:
+            written = write_trace(path, step.timeline, subject=subject, about=about)
+        except ValueError as error:
+            notes.append(f"no trace: {_sentence(error)}")
+        else:
+            row["trace"] = str(path)
+            notes += [] if written.ops == ALL else [f"{PARTIAL} {written.ops}"]
+    return Replayed(row=row | {"note": "; ".join(notes)}, step=step)
+
+
+def _overfull(step: ReplayedStep) -> list[str]:
+    """What the replay says against the estimate's memory: ranks that would run out."""
+    devices = step.timeline.tasks.devices
+    over = [
+        f"{device.name} takes {format_bytes(peak)} of {format_bytes(device.capacity_bytes)}"
+        for device, peak in zip(devices, step.peak_memory_bytes, strict=True)
+        if peak > device.capacity_bytes
+    ]
+    more = f" and {len(over) - 1} more ranks do" if len(over) > 1 else ""
+    return [f"does not fit by the replay: {over[0]}{more}"] if over else []
 
 
 def subject_of(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> str:

@@ -15,7 +15,7 @@ from results.report.text import hanging
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_json
 from results.store import RunFolder
 from results.table import Table
-from search.finalists import AGREEMENT, Key, key_of, order_line
+from search.finalists import AGREEMENT, PARTIAL, Key, key_of, order_line
 
 if TYPE_CHECKING:
     from estimator.detail.step import ReplayedStep  # shows of a run load no replay
@@ -77,7 +77,8 @@ def replay_lines(rows: Sequence[Row]) -> list[str]:
         widest = max(abs(row["error"]) for row in done)
         lines += [f"{len(done)} finalists replayed, the estimate is off by {widest:.1%} at most", *_differences(rows)]
     for row in rows:
-        lines += hanging(f"{_name(row)}: ", row["note"]) if row["note"] else []
+        notes = [note for note in row["note"].split("; ") if note and not note.startswith(PARTIAL)]
+        lines += hanging(f"{_name(row)}: ", "; ".join(notes)) if notes else []
     return lines
 
 

@@ -188,6 +188,43 @@ def test_a_trace_that_fails_half_way_is_a_note_and_the_row_stays(search, small_r
     assert "No space left on device" in said.out
 
 
+def test_a_trace_that_does_not_hold_all_says_so_and_so_does_the_row(search, small_run, monkeypatch):
+    whole = replays.write_trace
+    monkeypatch.setattr(replays, "write_trace", lambda *args, **more: whole(*args, **more, max_bytes=100_000))
+    said = search("replay", small_run.path)
+    for row in rows_of(small_run):
+        ops = trace_of(small_run.path / row["trace"])["otherData"]["ops"]
+        assert row["note"] == f"trace shows operations {ops}"
+        assert ops != "all"
+    assert "trace shows operations" in said.out
+    assert "trace shows operations" in search("replay", f"{small_run.path}:7").out
+
+
+def test_memory_that_the_replay_finds_too_small_is_told(search, small_run, monkeypatch):
+    def fuller(*point):
+        step = replay_step(*point)
+        tasks = step.timeline.tasks
+        devices = tuple(replace(device, capacity_bytes=1e9) for device in tasks.devices)
+        return replace(step, timeline=replace(step.timeline, tasks=replace(tasks, devices=devices)))
+
+    monkeypatch.setattr(replays, "replay_step", fuller)
+    said = search("replay", small_run.path, "--no-trace")
+    assert all(row["note"].startswith("does not fit by the replay: rank 0 takes ") for row in rows_of(small_run))
+    assert said.out.count("does not fit by the replay: rank 0") == 5  # four finalists, and the fastest in full
+
+
+def test_an_interruption_keeps_what_was_replayed(search, small_run, monkeypatch):
+    def interrupt(model, strategy, *rest):
+        if str(strategy.recompute) == "full":
+            raise KeyboardInterrupt
+        return replay_step(model, strategy, *rest)
+
+    monkeypatch.setattr(replays, "replay_step", interrupt)
+    assert search("replay", small_run.path).code == 130
+    assert [row["id"] for row in rows_of(small_run)] == [0]
+    assert RunFolder.open(small_run.path).state == "done"
+
+
 def test_a_replay_that_contradicts_its_estimate_is_flagged_and_ranks_again(search, small_run, monkeypatch):
     def slowed(model, strategy, *rest):
         step = replay_step(model, strategy, *rest)
