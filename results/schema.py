@@ -144,7 +144,7 @@ REPLAY_FIELDS: tuple[Field, ...] = (
     _field(Plain.BOOL, "agrees", "error of at most 5 percent"),
     _field(Plain.INT64, "rank_estimated", "place among the finalists by estimate, from 1; 0: not replayed", "1"),
     _field(Plain.INT64, "rank_replayed", "place among the finalists by replay, from 1; 0: not replayed", "1"),
-    _field(Plain.STRING, "note", "why it was not replayed, does not fit by the replay, or has no whole trace", default=""),
+    _field(Plain.STRING, "note", "why it was not replayed, does not fit, or has no whole trace", default=""),
 )  # fmt: skip
 
 

@@ -13,7 +13,18 @@ from results.schema import STRATEGY_NAMES
 from results.table import Table
 from search.space import Space
 
-__all__ = ["AGREEMENT", "MORE", "PARTIAL", "Finalist", "Key", "finalists", "key_of", "order_line", "reranked", "system_of_row"]
+__all__ = [
+    "AGREEMENT",
+    "MORE",
+    "PARTIAL",
+    "Finalist",
+    "Key",
+    "finalists",
+    "key_of",
+    "order_line",
+    "reranked",
+    "system_of_row",
+]
 
 MORE = 3  # finalists beside the best of each objective, the knee and the reference points
 AGREEMENT = 0.05

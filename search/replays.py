@@ -25,9 +25,9 @@ from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_bytes
 from results.chrome_trace import check_free, write_trace
-from results.trace_selection import ALL
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_at, strategy_columns
 from results.store import RunFolder
+from results.trace_selection import ALL
 from search.finalists import AGREEMENT, PARTIAL, Finalist, Key, key_of, reranked, system_of_row
 from search.plain import plain
 from search.space import Space

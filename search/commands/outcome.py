@@ -77,8 +77,8 @@ def replay_lines(rows: Sequence[Row]) -> list[str]:
         widest = max(abs(row["error"]) for row in done)
         lines += [f"{len(done)} finalists replayed, the estimate is off by {widest:.1%} at most", *_differences(rows)]
     for row in rows:
-        notes = [note for note in row["note"].split("; ") if note and not note.startswith(PARTIAL)]
-        lines += hanging(f"{_name(row)}: ", "; ".join(notes)) if notes else []
+        note = row["note"].partition(PARTIAL)[0].rstrip("; ")  # what a trace leaves out stands last
+        lines += hanging(f"{_name(row)}: ", note) if note else []
     return lines
 
 

@@ -13,6 +13,7 @@ from estimator.detail.step import replay_step
 from estimator.timeline import critical_path
 from results.store import RunFolder
 from search import replays
+from search.commands.outcome import replay_lines
 from search.commands.point import read_point
 from tests.search.conftest import SMALL
 
@@ -198,6 +199,14 @@ def test_a_trace_that_does_not_hold_all_says_so_and_so_does_the_row(search, smal
         assert ops != "all"
     assert "trace shows operations" in said.out
     assert "trace shows operations" in search("replay", f"{small_run.path}:7").out
+
+
+def test_what_a_trace_leaves_out_is_no_news_of_a_front():
+    row = {"id": 3, "name": "", "rank_replayed": 0, "note": ""}
+    partial = "trace shows operations of micro-batches 0, 5, 9 of 10; of the others passes only"
+    notes = [partial, f"does not fit by the replay: rank 0; {partial}", "no trace: disk full"]
+    told = replay_lines([row | {"note": note} for note in notes])
+    assert told == ["3: does not fit by the replay: rank 0", "3: no trace: disk full"]
 
 
 def test_memory_that_the_replay_finds_too_small_is_told(search, small_run, monkeypatch):
