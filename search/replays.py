@@ -61,8 +61,9 @@ def replay_finalists(
             space.model, strategy_at(finalist.row), system_of_row(space, finalist.row), space.workload,
             finalist=finalist, path=path,
         )  # fmt: skip
-        if path is not None and path.parent == run.path / "replays" and done.row["trace"]:
-            done = replace(done, row=done.row | {"trace": f"replays/{path.name}"})
+        if path is not None and done.row["trace"]:
+            is_own = path.parent == run.path / "replays"
+            done = replace(done, row=done.row | {"trace": f"replays/{path.name}" if is_own else str(path.resolve())})
         rows[finalist.key] = done.row
         ordered = reranked(list(rows.values()))
         run.write_replays({field.name: [row[field.name] for row in ordered] for field in REPLAY_FIELDS})

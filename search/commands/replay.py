@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +136,8 @@ def _row_of_run(args: argparse.Namespace, folder: RunFolder, row_id: str) -> Rep
         check_traces(space, chosen, traces, prefix)
     with folder:
         (done,) = replay_finalists(folder, space, chosen, traces=traces, prefix=prefix)
-    if done.row["trace"] and not Path(done.row["trace"]).is_absolute() and args.trace is None:
-        return Replayed(row=done.row | {"trace": str(folder.path / done.row["trace"])}, step=done.step)
-    return done
+    trace = str(folder.path / done.row["trace"]) if done.row["trace"] else ""  # one outside the run is absolute
+    return replace(done, row=done.row | {"trace": trace})
 
 
 def _traces(args: argparse.Namespace, folder: RunFolder | None) -> tuple[Path | None, str]:

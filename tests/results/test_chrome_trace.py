@@ -255,6 +255,13 @@ def test_gzip_holds_the_same_trace_and_the_same_bytes_every_time(written):
     assert before[:2] == b"\x1f\x8b"
 
 
+def test_a_timeline_without_tasks_is_a_trace_of_devices(written):
+    tasks = Tasks.of(devices=[Device(name="a")], streams=[Stream(device=0, name="c")], stream=[], seconds=[])
+    _, trace = written(laid(tasks))
+    assert slices(trace) == []
+    assert list(named(trace, "process_name").values()) == ["a"]
+
+
 def test_names_need_not_be_plain(written):
     tasks = Tasks.of(
         devices=[Device(name='rank "0"')], streams=[Stream(device=0, name="a\\b")], stream=[0], seconds=[1.0],

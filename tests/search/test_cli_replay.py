@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +133,7 @@ def test_a_trace_of_other_content_is_never_overwritten(search, small_run):
     assert contents(folder) == {"7.json.gz": b"mine"}
     assert rows_of(small_run) == []
     assert search("replay", small_run.path, "--trace", "elsewhere").code == 0
+    assert all(Path(row["trace"]).is_absolute() and Path(row["trace"]).is_file() for row in rows_of(small_run))
     assert contents(folder) == {"7.json.gz": b"mine"}
 
 
