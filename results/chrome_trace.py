@@ -30,7 +30,7 @@ __all__ = ["MAX_BYTES", "TraceFile", "check_free", "write_trace"]
 
 MAX_BYTES = 100_000_000  # of JSON text; ui.perfetto.dev holds about as much without its native helper
 PER_S = 1_000_000_000  # times are whole nanoseconds, as Perfetto keeps them
-COUNTER_SHARE = 0.1  # of the text at most: a memory curve has two steps per tensor
+COUNTER_SHARE = 0.03  # of the text at most: a memory curve has two steps per tensor
 # Characters of a line besides names, times (2 a slice) and whole numbers (4 a slice), rounded up.
 OP_BYTES, FLOW_BYTES, PASS_BYTES, COUNTER_BYTES = 148, 2 * 86, 98, 110
 HEAD_BYTES, THREAD_BYTES = 20_000, 500

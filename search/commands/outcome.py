@@ -11,7 +11,7 @@ import numpy as np
 from estimator.timeline import busy, critical_path, exposed, memory
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.replay import busy_strips, critical_table, exposed_table, finalist_table, memory_lines
-from results.report.text import hanging
+from results.report.text import format_cell, hanging
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_json
 from results.store import RunFolder
 from results.table import Table
@@ -96,13 +96,14 @@ def _differences(rows: Sequence[Row]) -> list[str]:
 def beside(row: Row) -> list[str]:
     """One replay beside its estimate."""
     flag = "" if row["agrees"] else f", more than {AGREEMENT:.0%}: trust the replay"
-    step = f"{format_seconds(row['replayed_step_time_s'])}, estimate {format_seconds(row['estimated_step_time_s'])}"
+    times = [format_cell(name, row[name]) for name in ("replayed_step_time_s", "estimated_step_time_s")]
+    step = f"{times[0]}, estimate {times[1]}"
     held = f"{format_bytes(row['replayed_peak_memory_bytes'])}, estimate "
     held += format_bytes(row["estimated_peak_memory_bytes"])
     tasks = f"{format_count(row['events'])} tasks, unrolled and replayed in {format_seconds(row['replay_s'])}"
     return [
         *hanging("step      ", f"{step} ({row['error']:+.1%}{flag})"),
-        *hanging("pipeline  ", format_seconds(row["replayed_pipeline_s"])),
+        *hanging("pipeline  ", format_cell("replayed_pipeline_s", row["replayed_pipeline_s"])),
         *hanging("memory    ", f"{held} (allocated, worst rank)"),
         *hanging("replayed  ", tasks),
     ]
