@@ -14,7 +14,7 @@ import numpy as np
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
-from estimator.strategy import ContextParallel, RankOrder, RecomputeKind, Schedule, Strategy
+from estimator.strategy import ContextParallel, LayoutRule, RankOrder, RecomputeKind, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -149,7 +149,7 @@ def _ulysses(c: Case) -> np.ndarray:
 
 def _layers(c: Case) -> np.ndarray:
     chunks = c.pp * c.vpp
-    if c.strategy.layout is not None:
+    if isinstance(c.strategy.layout, tuple):
         layout = c.strategy.layout
         good = sum(layout) == c.model.num_layers and min(layout) >= 0
         return (chunks == len(layout)) & good
@@ -159,7 +159,14 @@ def _layers(c: Case) -> np.ndarray:
 
 
 def _chunk_layers(c: Case, num_chunks: int) -> tuple[int, ...]:
-    return c.strategy.layout or even_layers(c.model.num_layers, num_chunks)
+    layout = c.strategy.layout
+    return layout if isinstance(layout, tuple) else even_layers(c.model.num_layers, num_chunks)
+
+
+def _auto_layout(c: Case) -> np.ndarray:
+    if c.strategy.layout is not LayoutRule.AUTO:
+        return _true(c)
+    return (c.pp > 1) & (c.strategy.recompute_per_chunk is None)
 
 
 def _per_chunk(c: Case) -> np.ndarray:
@@ -248,7 +255,9 @@ RULES: tuple[Rule, ...] = (
          "global_batch ({global_batch}) must be divisible by dp ({dp}) * micro_batch ({micro_batch})",
          "change micro_batch or the degrees that leave dp"),
     Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks, but for the first and the "
-         "last (a layout names each chunk and sums to the layers)", "lower pp or vpp, or correct the layout"),
+         "last{layout}", "lower pp or vpp, or correct the layout"),
+    Rule("auto_layout", _auto_layout, "layout auto balances the stages of a pipeline (pp {pp}) that recompute alike",
+         "leave layout out where pp is 1, and recompute_per_chunk where layers are balanced"),
     Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches",
          "interleaved: pp >= 2, vpp >= 2, micro-batches divisible by pp; dualpipe: pp even, micro-batches even and >= "
          "2 pp, vpp 1; gpipe and zb-h1: pp >= 2, vpp 1; pp 1: 1f1b"),
@@ -281,6 +290,13 @@ def _joined(numbers: tuple[int, ...]) -> str:
     return "+".join(map(str, numbers))
 
 
+def _told(layout: tuple[int, ...] | LayoutRule | None) -> str:
+    """What a listed layout says."""
+    if not isinstance(layout, tuple):
+        return ""
+    return f"; the layout has {len(layout)} chunks with {sum(layout)} layers in all"
+
+
 def explain(case: Case, code: int, row: int = 0) -> str:
     """Law, offence and remedy of a failed rule for one row."""
     rule = RULES[code - 1]
@@ -293,6 +309,6 @@ def explain(case: Case, code: int, row: int = 0) -> str:
         "seq": case.workload.seq,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),
-        "recompute_per_chunk": _joined(s.recompute_per_chunk or ()),
+        "recompute_per_chunk": _joined(s.recompute_per_chunk or ()), "layout": _told(s.layout),
     }  # fmt: skip
     return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from estimator.auto_layout import configured_layout
 from estimator.batch import Out, Rows, compose_rows
 from estimator.compose import Place, place_of
+from estimator.layout import even_layers
 from estimator.memory import ITEMS, RESERVED_FACTOR
 from estimator.model import ModelSpec
 from estimator.precision import recipe
 from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
 from estimator.span import CODES
-from estimator.strategy import RecomputeKind, Strategy
+from estimator.strategy import LayoutRule, RecomputeKind, Strategy
 from estimator.tables import FIXED_HOST_S, NET_SIZES, ROW_SIZES, TableBuilder, choice_index, model_flops_per_token
 from estimator.workload import Workload
 from hardware.dtype import DType
 from hardware.system import SystemSpec
 
-__all__ = ["columns_of", "distinct", "evaluate"]
+__all__ = ["columns_of", "distinct", "evaluate", "with_layout"]
 
 MAX_KEYS = 1 << 22  # look-up table of 32 MB; beyond it keys are sorted
 
@@ -36,6 +40,8 @@ def evaluate(
     scalar = all(np.ndim(v) == 0 for v in strategy.sizes().values())
     if scalar and code[0]:
         raise ValueError(explain(case, int(code[0])))
+    if strategy.layout is LayoutRule.AUTO:
+        return _balanced(case, code, gate=gate) if not scalar else _best_layout(case, strategy, gate=gate)[1]
     legal = np.flatnonzero(code == 0)
     out = np.full((len(code), len(Out)), np.nan)
     stages: tuple[StageResult, ...] = ()
@@ -51,6 +57,55 @@ def evaluate(
     return StepResult(
         columns=plain, feasible=bool(fits[0]), reason=reasons[0], stages=stages, assumptions=assumptions,
         finishing_rank=0 if np.isnan(out[0, Out.RANK]) else int(out[0, Out.RANK]),
+    )  # fmt: skip
+
+
+def with_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> Strategy:
+    """The scalar strategy with the layout that `auto` comes to (None where that is the even one); others as they are.
+
+    ValueError where it is illegal.
+    """
+    if strategy.layout is not LayoutRule.AUTO:
+        return strategy
+    case = Case.of(model, strategy, system, workload)
+    code = check(case)
+    if code[0]:
+        raise ValueError(explain(case, int(code[0])))
+    return _best_layout(case, strategy, gate=False)[0]
+
+
+def _best_layout(case: Case, strategy: Strategy, *, gate: bool) -> tuple[Strategy, StepResult]:
+    """The balanced layout and its price, or the even one where that fits better or is faster.
+
+    Even can be faster where rounds are few: the busiest rank is then not all that a span depends on.
+    """
+    parts = case.model, case.system, case.workload
+    layers = configured_layout(case.model, strategy, case.system, case.workload)
+    even = replace(strategy, layout=None)
+    options = [even] if layers == even_layers(sum(layers), len(layers)) else [replace(strategy, layout=layers), even]
+    priced = [(option, evaluate(parts[0], option, *parts[1:])) for option in options]
+    best = min(priced, key=lambda one: _merit(one[1]))
+    return best if not gate else (best[0], evaluate(parts[0], best[0], *parts[1:], gate=True))
+
+
+def _merit(result: StepResult) -> tuple[bool, float]:
+    """Smaller is better: what fits by its seconds, what does not by its bytes."""
+    return (False, float(result.step_time_s)) if result.feasible else (True, float(result.device_memory_bytes))
+
+
+def _balanced(case: Case, code: np.ndarray, *, gate: bool) -> StepResult:
+    """A batch of strategies, each with the layout that balances it."""
+    rows = []
+    for i in range(len(code)):
+        sizes = {name: float(case.sizes[name][i]) for name in case.strategy.sizes()}
+        rows.append(None if code[i] else _best_layout(case, case.strategy.with_sizes(sizes), gate=gate)[1])
+    told = [row for row in rows if row is not None]
+    names = [c.name for c in COLUMNS]
+    columns = {n: np.array([np.nan if row is None else row.columns[n] for row in rows]) for n in names}
+    return StepResult(
+        columns={**columns}, feasible=np.array([row is not None and bool(row.feasible) for row in rows]),
+        reason=tuple(RULES[c - 1].name if row is None else str(row.reason) for row, c in zip(rows, code, strict=True)),
+        assumptions=told[0].assumptions if told else (),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "Chunks",
     "ContextParallel",
     "Fusion",
+    "LayoutRule",
     "Module",
     "Optimizer",
     "Overlap",
@@ -39,6 +40,12 @@ class Schedule(Enum):
     INTERLEAVED = "interleaved"
     ZB_H1 = "zb-h1"
     DUALPIPE = "dualpipe"
+
+
+class LayoutRule(Enum):
+    """A layout that follows from what its chunks cost instead of being listed."""
+
+    AUTO = "auto"  # balanced (estimator/auto_layout.py)
 
 
 class ContextParallel(Enum):
@@ -188,7 +195,7 @@ class Strategy:
     vpp: Size = 1
     micro_batch: Size = 1
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    layout: tuple[int, ...] | None = None  # transformer layers per chunk in model order; None: as even as it goes
+    layout: tuple[int, ...] | LayoutRule | None = None  # transformer layers per chunk in model order; None: even
     sequence_parallel: bool = False
     context_parallel: ContextParallel = ContextParallel.RING
     rank_order: RankOrder = RankOrder.TP_CP_DP_PP

@@ -33,6 +33,7 @@ from estimator.strategy import (
     Chunks,
     ContextParallel,
     Fusion,
+    LayoutRule,
     RankOrder,
     Recompute,
     RecomputeKind,
@@ -195,7 +196,7 @@ class TableBuilder:
     has_blocks: bool = True  # block recompute mixes none and full, which then come first
     graph: OpGraph = field(init=False)
     recipe: PrecisionRecipe = field(init=False)
-    _layouts: dict[tuple[Schedule, int, int], int] = field(default_factory=dict, init=False)
+    _layouts: dict[tuple[Schedule, int, int, tuple[int, ...] | None], int] = field(default_factory=dict, init=False)
     _made: list[Layout] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -204,15 +205,14 @@ class TableBuilder:
         if self.has_blocks:
             self.choices = (NONE, FULL, *(c for c in self.choices if c not in {NONE, FULL}))
 
-    def layout(self, schedule: Schedule, pp: int, vpp: int) -> int:
-        """Index of a layout, made on first use."""
-        key = (schedule, pp, vpp)
+    def layout(self, schedule: Schedule, pp: int, vpp: int, layers: tuple[int, ...] | None = None) -> int:
+        """Index of a layout, made on first use; `layers` where the strategy's layout is a rule that gave them."""
+        chosen = layers if isinstance(self.strategy.layout, LayoutRule) else self.strategy.layout
+        key = (schedule, pp, vpp, chosen)
         if key not in self._layouts:
             self._layouts[key] = len(self._made)
-            s = self.strategy
-            self._made.append(
-                layout_of(self.model, self.graph.kinds, schedule, pp, vpp, s.layout, s.recompute_per_chunk)
-            )
+            again = self.strategy.recompute_per_chunk
+            self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, chosen, again))
         return self._layouts[key]
 
     def depth(self, layout: int) -> int:
@@ -221,7 +221,7 @@ class TableBuilder:
 
     def tables(self, rows: dict[str, np.ndarray], nets: dict[str, np.ndarray]) -> Tables:
         """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES, each [G]); pack the layouts seen so far."""
-        prices = self._prices(rows)
+        prices = self.prices(rows)
         kinds, slots = prices.base.shape[1], max(lay.chunks_of.shape[1] for lay in self._made)
         sums = np.zeros(5, dtype=np.int64)  # classes, rows of `first`, ranks, chunks, leads so far
         where = []
@@ -235,21 +235,25 @@ class TableBuilder:
         ]
         made = Tables(
             base=prices.base, again=prices.again, hop_bytes=prices.hop_bytes, buffer_bytes=prices.buffer_bytes,
-            nets=self._nets(nets), counts=_joined([lay.counts[lay.classes] for lay in self._made]),
+            nets=self.nets(nets), counts=_joined([lay.counts[lay.classes] for lay in self._made]),
             first=_joined([lay.first[lay.classes].reshape(-1, kinds) for lay in self._made]),
             held=_joined([lay.held for lay in self._made]),
             chunks=_joined(ranks).astype(np.int64),
             slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
-            layouts=np.array(where, dtype=np.int64),
-            constants=constants_of(
-                self.system, self.recipe, self.strategy.expert_bucket_bytes if self.model.moe else None
-            ),
+            layouts=np.array(where, dtype=np.int64), constants=self.constants,
         )  # fmt: skip
         return read_only(made)
 
-    def _prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
+    @property
+    def constants(self) -> Constants:
+        """Numbers of the system and the recipe."""
+        buckets = self.strategy.expert_bucket_bytes if self.model.moe else None
+        return constants_of(self.system, self.recipe, buckets)
+
+    def prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
+        """Prices of ROW_SIZES, each [R]."""
         s = self.strategy
         split = (s.sequence_parallel, s.context_parallel, s.fusion, s.tp_chunks)
         if len(rows["tp"]) == 1:
@@ -257,7 +261,8 @@ class TableBuilder:
             return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)
         return _rows(self.graph, self.system, split, self.recipe, self.choices, rows)
 
-    def _nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
+    def nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
+        """Costs of the groups of NET_SIZES, each [G]: [G, Net]."""
         has_experts = self.model.moe is not None
         order = self.strategy.rank_order
         if len(nets["dp"]) == 1:

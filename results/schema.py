@@ -15,6 +15,7 @@ from estimator.strategy import (
     Chunks,
     ContextParallel,
     Fusion,
+    LayoutRule,
     Optimizer,
     Overlap,
     RankOrder,
@@ -80,7 +81,11 @@ _STRATEGY_FIELDS = (
     _field(Plain.INT64, "dp", "data parallel degree: chips / (tp * cp * pp)", "1"),
     _field(Plain.INT64, "vpp", "virtual stages of a rank", "1"),
     _field(Plain.STRING, "schedule", "pipeline schedule"),
-    _field(Plain.STRING, "layout", "transformer layers per chunk joined by +, or 'even'"),
+    _field(
+        Plain.STRING,
+        "layout",
+        "transformer layers per chunk joined by +, or 'even'; 'auto' where an illegal point asks for it",
+    ),
     _field(Plain.INT64, "micro_batch", "sequences of a micro-batch", "1"),
     _field(Plain.INT64, "zero_stage", "ZeRO stage", "1"),
     _field(Plain.BOOL, "sequence_parallel", "norms and dropout are split by tp"),
@@ -189,7 +194,9 @@ def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict
     (num_rows,) = np.broadcast_shapes((1,), *(np.shape(value) for value in sizes.values()))
     texts = {
         "schedule": strategy.schedule.value,
-        "layout": _joined(strategy.layout, "even"),
+        "layout": strategy.layout.value
+        if isinstance(strategy.layout, LayoutRule)
+        else _joined(strategy.layout, "even"),
         "context_parallel": strategy.context_parallel.value,
         "rank_order": strategy.rank_order.value,
         "recompute": str(strategy.recompute),
@@ -213,6 +220,10 @@ def _split(text: str, none: str) -> tuple[int, ...] | None:
     return None if text == none else tuple(map(int, text.split("+")))
 
 
+def _layout_of(text: str) -> tuple[int, ...] | LayoutRule | None:
+    return LayoutRule.AUTO if text == LayoutRule.AUTO.value else _split(text, "even")
+
+
 def strategy_at(row: Mapping[str, Any]) -> Strategy:
     """The scalar strategy of one row of a front (the inverse of `strategy_columns`)."""
     fusion = () if row["fusion"] == "none" else row["fusion"].split("+")
@@ -220,7 +231,7 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
     return Strategy(
         **sizes,
         schedule=Schedule(row["schedule"]),
-        layout=_split(row["layout"], "even"),
+        layout=_layout_of(row["layout"]),
         sequence_parallel=bool(row["sequence_parallel"]),
         context_parallel=ContextParallel(row["context_parallel"]),
         rank_order=RankOrder(row["rank_order"]),
@@ -248,8 +259,9 @@ def strategy_json(row: Mapping[str, Any]) -> dict[str, Any]:
             nested.setdefault("overlap", {})[name.removeprefix("overlap_")] = row[name]
         else:
             nested[name] = row[name]
-    for name, none in (("layout", "even"), ("recompute_per_chunk", "same")):
-        nested[name] = list(_split(nested[name], none) or ()) or none
+    layout, again = _layout_of(nested["layout"]), _split(nested["recompute_per_chunk"], "same")
+    nested["layout"] = list(layout) if isinstance(layout, tuple) else nested["layout"]
+    nested["recompute_per_chunk"] = "same" if again is None else list(again)
     nested["tp_chunks"] = asdict(Chunks.parse(nested["tp_chunks"]))
     nested["expert_bucket_bytes"] = None if nested["expert_bucket_bytes"] < 0 else nested["expert_bucket_bytes"]
     return nested

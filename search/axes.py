@@ -16,6 +16,7 @@ from estimator.strategy import (
     Chunks,
     ContextParallel,
     Fusion,
+    LayoutRule,
     Module,
     Optimizer,
     Overlap,
@@ -24,6 +25,7 @@ from estimator.strategy import (
     Schedule,
     Strategy,
 )
+from search.layout import layers_of
 from search.yaml_lines import Document, Key, Plain
 
 __all__ = ["AXES", "OPEN", "Axis", "axis_values", "read_axes", "read_strategy", "strategy_of", "whole", "write_axes"]
@@ -145,16 +147,26 @@ def _write_fusion(value: object) -> Plain:
     return sorted(f.value for f in value)
 
 
+_LAYOUTS = "even, auto, [4, 4, 4, 3], Et*4|(t*4|)*2t*3L"
+
+
 def _read_layout(document: Document, key: Key, value: Plain) -> object:
-    if value is None:
+    if value is None or value == "even":
         return None
+    if value == LayoutRule.AUTO.value:
+        return LayoutRule.AUTO
+    if isinstance(value, str):
+        try:
+            return layers_of(value)[0]
+        except ValueError as error:
+            raise document.error(key, str(error), accepted=_LAYOUTS) from None
     if not isinstance(value, list) or not value:
-        raise document.error(key, "must be null or layers per chunk", value, "null, a list such as [4, 4, 4, 3]")
+        raise document.error(key, "must be a word, a string of Megatron or layers per chunk", value, _LAYOUTS)
     return tuple(whole(document, (*key, i), item, 0, MAX_DEGREE) for i, item in enumerate(value))
 
 
 def _write_layout(value: object) -> Plain:
-    return None if value is None else list(value) if isinstance(value, tuple) else _same(value)
+    return _write_enum(value) if isinstance(value, LayoutRule) else list(value) if isinstance(value, tuple) else None
 
 
 def _read_per_chunk(document: Document, key: Key, value: Plain) -> object:
@@ -292,8 +304,6 @@ def _axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[objec
     """The values of one axis, each once, in the order given; OPEN alone where a sampler is to find them."""
     if axis.may_search and value == OPEN.value:
         return (OPEN,)
-    if axis.name == "layout":
-        return (axis.read(document, key, value),)
     values: list[object] = []
     for at, item in _spread(document, axis, key, value):
         values.append(axis.read(document, at, item))
@@ -306,7 +316,7 @@ def _spread(document: Document, axis: Axis, key: Key, value: Plain) -> Iterator[
     """The values before they are read: those of a list, of a range, or the one."""
     if isinstance(value, dict) and not (axis.is_mapping and not set(value) & set(_SPREADS)):
         yield from ((key, number) for number in _numbers(document, axis, key, value))
-    elif isinstance(value, list) and not (axis.is_list and not any(isinstance(item, list) for item in value)):
+    elif isinstance(value, list) and not _is_one(axis, value):
         if not value:
             raise document.error(key, "a list must not be empty", value, "at least one value")
         _check_modules(document, axis, key, value)
@@ -315,6 +325,13 @@ def _spread(document: Document, axis: Axis, key: Key, value: Plain) -> Iterator[
             yield from _spread(document, axis, at, item) if isinstance(item, dict) else iter([(at, item)])
     else:
         yield key, value
+
+
+def _is_one(axis: Axis, value: list[Plain]) -> bool:
+    """Whether a list is one value: names of a fusion set, numbers of a layout."""
+    if axis.name == "layout":
+        return all(isinstance(item, int | float) for item in value)
+    return axis.is_list and not any(isinstance(item, list) for item in value)
 
 
 def _check_modules(document: Document, axis: Axis, key: Key, value: list[Plain]) -> None:

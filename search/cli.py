@@ -243,9 +243,21 @@ def _add_points(commands: _Commands) -> None:
         "one configuration in full: where its time and its memory go",
         example="search estimate spaces/deepseek_v3.yaml --reference published --ops",
     )
-    estimate.add_argument("config", metavar="CONFIG", help="a space file with one point, or RUN:ID")
+    estimate.add_argument("config", metavar="CONFIG", help="a space file with one point, FILE:NAME, or RUN:ID")
     estimate.add_argument("--reference", metavar="NAME", help="the named point of the file")
     estimate.add_argument("--ops", action="store_true", help="every operation with its price")
+    compare = commands.add(
+        "compare",
+        "compare",
+        "two configurations: where their time and their memory go apart",
+        example="search compare deepseek_v3:published deepseek_v3:published --set-b strategy.layout=auto",
+    )
+    for letter in ("a", "b"):
+        compare.add_argument(letter, metavar=letter.upper(), help="a space file with one point, FILE:NAME, or RUN:ID")
+        compare.add_argument(
+            f"--set-{letter}", dest=f"overrides_{letter}", metavar="KEY=VALUE", action="append", default=[],
+            help=f"for {letter.upper()} alone, repeatable",
+        )  # fmt: skip
     why = commands.add("why", "why", "what rejected candidates, and what would make the closest ones fit")
     why.add_argument("target", metavar="RUN|CONFIG", help="a run, a space file, or RUN:ID")
     why.add_argument("--reference", metavar="NAME", help="the named point of the file")
@@ -262,7 +274,7 @@ def _add_points(commands: _Commands) -> None:
     )
     replay.add_argument("--trace", metavar="DIR", help="traces for ui.perfetto.dev go there (default: into the run)")
     replay.add_argument("--no-trace", action="store_true", help="write no traces")
-    for parser in (estimate, why, replay):
+    for parser in (estimate, compare, why, replay):
         _add_set(parser)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from estimator.result import COLUMNS
 from estimator.rules import Case
-from estimator.step import evaluate
+from estimator.step import evaluate, with_layout
 from estimator.strategy import Strategy
 from hardware.system import SystemSpec
 from results.pareto import hypervolume, non_dominated, worst
@@ -379,13 +379,15 @@ def _reference(space: Space) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for name, strategy in space.references.items():
         for system in space.systems:
+            chosen = strategy
             try:
-                result = evaluate(space.model, strategy, system, space.workload)
+                chosen = with_layout(space.model, strategy, system, space.workload)
+                result = evaluate(space.model, chosen, system, space.workload)
                 values = {n: float(np.asarray(v)) for n, v in result.columns.items()}
                 verdict = {"feasible": bool(result.feasible), "reason": str(result.reason)}
             except ValueError as error:  # an illegal point is shown with its rule
                 values, verdict = {}, {"feasible": False, "reason": str(error)}
-            rows.append(_row(space, system, strategy, values) | {"name": name, **verdict})
+            rows.append(_row(space, system, chosen, values) | {"name": name, **verdict})
     return _columns(rows)
 
 

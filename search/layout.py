@@ -1,15 +1,18 @@
-"""Layout strings of Megatron Core: which transformer layers sit on which pipeline chunk.
+"""Layout strings of Megatron Core (`--pipeline-model-parallel-layout`): which layers sit on which pipeline chunk.
 
-A layout lists chunks in model order: chunk i is virtual stage i // pp of rank i % pp. Knows nothing of what they cost.
+A layout lists chunks in model order: chunk i is virtual stage i // pp of rank i % pp. Read by `layers_of` and
+`chunk_layers`, written by `layout_string`. Knows nothing of what layers cost.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-__all__ = ["chunk_layers", "expand", "filled_layers"]
+__all__ = ["chunk_layers", "expand", "filled_layers", "layers_of", "layout_string"]
 
 _MAX_SLOTS = 100_000  # A layout longer than this is a typing error, and expanding it would fill the memory.
+_LONGEST_GROUP = 8  # chunks that a writer looks at for a pattern that repeats
 _TOKEN = re.compile(r"[EtmL|()*]|\d+")
 
 
@@ -36,11 +39,9 @@ def chunk_layers(layout: str, *, num_chunks: int, num_layers: int, num_mtp_layer
     (1, 2, 2, 1)
     """
     text = expand(layout)
-    chunks = text.split("|")
-    if len(chunks) != num_chunks:
-        raise ValueError(
-            f"a pipeline layout must have pp * vpp ({num_chunks}) chunks, but {layout!r} has {len(chunks)}"
-        )
+    chunks = text.count("|") + 1
+    if chunks != num_chunks:
+        raise ValueError(f"a pipeline layout must have pp * vpp ({num_chunks}) chunks, but {layout!r} has {chunks}")
     for symbol, what, expected in (
         ("E", "embedding", 1),
         ("t", "layers", num_layers),
@@ -52,12 +53,60 @@ def chunk_layers(layout: str, *, num_chunks: int, num_layers: int, num_mtp_layer
                 f"a pipeline layout must hold {what} {expected} times ({symbol!r}), "
                 f"but {layout!r} holds {text.count(symbol)}"
             )
-    ends = re.fullmatch(r"Et*(\|t*)*m*L", text)
-    if ends is None:
+    return layers_of(layout)[0]
+
+
+def layers_of(layout: str) -> tuple[tuple[int, ...], int]:
+    """Transformer layers per chunk of a layout string, and its MTP layers: whatever the model.
+
+    >>> layers_of("Et*2|tmL")
+    ((2, 1), 1)
+    """
+    text = expand(layout)
+    if re.fullmatch(r"Et*(\|t*)*m*L", text) is None:
+        shown = text if len(text) <= 80 else f"{text[:77]}..."
         raise ValueError(
-            f"a pipeline layout must start with E and end with m and L on its last chunk, but {layout!r} is {text!r}"
+            f"a pipeline layout must start with E and end with m and L on its last chunk, but {layout!r} is {shown!r}"
         )
-    return tuple(chunk.count("t") for chunk in chunks)
+    return tuple(chunk.count("t") for chunk in text.split("|")), text.count("m")
+
+
+def layout_string(layers: Sequence[int], num_mtp_layers: int = 0) -> str:
+    """The string that `layers_of` reads: groups of chunks that repeat are written once.
+
+    >>> layout_string([4] * 15 + [1], 1)
+    'Et*4|(t*4|)*14tmL'
+    >>> layout_string([1, 2, 2, 3, 2, 3, 0])
+    'Et|t*2|(t*2|t*3|)*2L'
+    """
+    if len(layers) == 1:
+        return f"E{_times('t', layers[0])}{_times('m', num_mtp_layers)}L"
+    first, *middle, last = layers
+    chunks = [f"{_times('t', n)}|" for n in middle]
+    parts = [f"E{_times('t', first)}|"]
+    while chunks:
+        text, used = _shortest_start(chunks)
+        parts.append(text)
+        chunks = chunks[used:]
+    return "".join(parts) + f"{_times('t', last)}{_times('m', num_mtp_layers)}L"
+
+
+def _times(symbol: str, number: int) -> str:
+    return symbol * number if number < 2 else f"{symbol}*{number}"
+
+
+def _shortest_start(chunks: Sequence[str]) -> tuple[str, int]:
+    """The start of some chunks as the group that saves most, and how many chunks it stands for."""
+    best, used, saved = chunks[0], 1, 0
+    for period in range(1, min(_LONGEST_GROUP, len(chunks) // 2) + 1):
+        group, repeats = chunks[:period], 1
+        while chunks[repeats * period : (repeats + 1) * period] == group:
+            repeats += 1
+        plain = "".join(group)
+        text = f"|*{repeats}" if plain == "|" else f"({plain})*{repeats}"
+        if repeats > 1 and len(plain) * repeats - len(text) > saved:
+            best, used, saved = text, period * repeats, len(plain) * repeats - len(text)
+    return best, used
 
 
 def filled_layers(*, num_layers: int, num_chunks: int) -> tuple[int, ...] | None:

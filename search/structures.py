@@ -25,6 +25,7 @@ from estimator.strategy import Recompute, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, read_only
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
+from search.balanced import LayoutFinder, with_space_layout
 from search.expression import Expression, strategy_values
 from search.idle import drop_repeats, effective, refused_overlaps, shares_weights, without_idle_options
 from search.objective import conjuncts
@@ -84,7 +85,8 @@ def strategy_at(space: Space, index: int) -> tuple[SystemSpec, Strategy]:
     if values["recompute"].kind is not RecomputeKind.BLOCK or values["recompute_per_chunk"] is not None:
         values["recompute_layers"] = 0
     system = space.systems[index]
-    return system, without_idle_options(space.model, strategy_of(values), system)
+    strategy = with_space_layout(space, system, strategy_of(values))
+    return system, without_idle_options(space.model, strategy, system)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +157,12 @@ class _Maker:
         system, model = self.space.systems[s], self.space.model
         priced = tuple(choice for choice, _ in self.options.plain)
         builder = TableBuilder(model, system, self.space.workload, strategy, priced)
+        finder = LayoutFinder(self.space, builder)
         found: list[Columns] = []
         for place, schedule in enumerate(self.space.axes["schedule"]):
             assert isinstance(schedule, Schedule)
             start = base + place * self.steps["schedule"]
-            found += self._grid(system, replace(strategy, schedule=schedule), start, places, builder)
+            found += self._grid(system, replace(strategy, schedule=schedule), start, places, finder)
         if not found:
             return
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
@@ -193,7 +196,7 @@ class _Maker:
         )
 
     def _grid(
-        self, system: SystemSpec, strategy: Strategy, base: int, places: dict[str, int], builder: TableBuilder
+        self, system: SystemSpec, strategy: Strategy, base: int, places: dict[str, int], finder: LayoutFinder
     ) -> Iterator[Columns]:
         """Legal points of the size grid under one schedule, a chunk at a time."""
         axes = self.space.axes
@@ -205,19 +208,20 @@ class _Maker:
             sizes = {name: v[i] for name, v, i in zip(SIZES, values, index, strict=True)}
             ids = base + sum(i.astype(np.int64) * self.steps[n] for n, i in zip(SIZES, index, strict=True))
             case = Case.of(self.space.model, strategy.with_sizes(sizes), system, self.space.workload)
-            kept = self._legal(case, places)
+            kept = self._legal(case, places, finder)
             if kept.size:
-                rows = self._rows(case, kept, np.asarray(ids), builder, places)
+                rows = self._rows(case, kept, np.asarray(ids), finder, places)
                 if len(rows["id"]):
                     yield rows
 
-    def _legal(self, case: Case, places: dict[str, int]) -> np.ndarray:
+    def _legal(self, case: Case, places: dict[str, int], finder: LayoutFinder) -> np.ndarray:
         code = check(case)
         for i in np.unique(code[code > 0]):
             rejected = np.flatnonzero(code == i)
             self._reject(RULES[i - 1].name, len(rejected), explain(case, int(i), int(rejected[0])))
         ok = code == 0
         repeats = self._repeats(case, places, ok)
+        repeats |= finder.repeats(case, places["layout"], ok & ~repeats)
         self._reject("no_effect", int(repeats.sum()), "")
         ok &= ~repeats
         values = {**strategy_values(case.strategy), **case.sizes, "num_gpus": float(case.system.num_chips)}
@@ -255,13 +259,11 @@ class _Maker:
         return repeats
 
     def _rows(
-        self, case: Case, kept: np.ndarray, ids: np.ndarray, builder: TableBuilder, chosen: dict[str, int]
+        self, case: Case, kept: np.ndarray, ids: np.ndarray, finder: LayoutFinder, chosen: dict[str, int]
     ) -> Columns:
         s = {name: values[kept] for name, values in case.sizes.items()}
         schedule = case.strategy.schedule
-        place_of, places = distinct(s, ("pp", "vpp"))
-        layouts = [builder.layout(schedule, int(p), int(v)) for p, v in zip(places["pp"], places["vpp"], strict=True)]
-        depths = np.array([builder.depth(i) for i in layouts])[place_of]
+        layouts, depths = finder.made(case.strategy, s)
         shared, per_chunk = shares_weights(s), case.strategy.recompute_per_chunk is not None
         refuses = refused_overlaps(case.strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
@@ -270,7 +272,7 @@ class _Maker:
         legal = self._count(flags, zero, num_blocks, num_plain=0 if per_chunk else len(self.options.plain))
         self._count_options(len(kept), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
-            "layout": np.array(layouts, dtype=np.int64)[place_of], "schedule": np.full(len(kept), CODES[schedule]),
+            "layout": layouts, "schedule": np.full(len(kept), CODES[schedule]),
             "pp": s["pp"].astype(np.int64), "vpp": s["vpp"].astype(np.int64),
             "num_micro_batches": s["num_micro_batches"].astype(np.int64), "id": ids[kept], "flags": flags,
             "zero": zero, "num_blocks": num_blocks, "legal": legal,

@@ -22,8 +22,8 @@ from estimator.precision import recipe
 from estimator.result import StepResult
 from estimator.rules import Case, check, explain
 from estimator.schedule import Kind, Order, Pass, order, side_by_side
-from estimator.step import evaluate
-from estimator.strategy import RecomputeKind, Strategy
+from estimator.step import evaluate, with_layout
+from estimator.strategy import LayoutRule, RecomputeKind, Strategy
 from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of
 from estimator.tasks import Category, Device, Shield, Tasks
 from estimator.workload import Workload
@@ -46,6 +46,7 @@ def unroll_estimate(
     model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload
 ) -> tuple[Tasks, StepResult]:
     """The tasks, and the estimate whose memory of weights, gradients and states they take over."""
+    strategy = with_layout(model, strategy, system, workload)
     case = Case.of(model, strategy, system, workload)
     code = check(case)
     if code[0]:
@@ -69,7 +70,7 @@ class _Unroller:
         )
         self.shared = self.traffic.dense_ranks > 1 or self.traffic.expert_ranks > 1
         self.zero = int(case.sizes["zero_stage"][0]) if self.shared else 0
-        prices = TableBuilder(case.model, case.system, case.workload, s)._prices({n: case.sizes[n] for n in ROW_SIZES})
+        prices = TableBuilder(case.model, case.system, case.workload, s).prices({n: case.sizes[n] for n in ROW_SIZES})
         self.hop = stage_hop(float(prices.hop_bytes[0]), case.system, self.traffic.stage_stride)
         self.shares = Shares.of(prices, self.constants.grad_bytes, self.constants.gather_bytes)
         self.writer = PassWriter(
@@ -89,6 +90,7 @@ class _Unroller:
         """Blocks of a chunk in the order in which forward runs them."""
         model, s = self.case.model, self.case.strategy
         num_chunks = len(self.layout.class_of)
+        assert not isinstance(s.layout, LayoutRule), "a layout that is a rule is settled first"
         layers = s.layout or even_layers(model.num_layers, num_chunks)
         start = sum(layers[:chunk])
         again = self._again(chunk, layers[chunk])

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
     phrases = [
         row["schedule"],
         f"vpp {row['vpp']}" if row["vpp"] != 1 else "",
-        f"layout {row['layout']}" if row["layout"] != "even" else "",
+        f"layout {_runs(row['layout'])}" if row["layout"] != "even" else "",
         f"micro-batch {row['micro_batch']} x {row['num_micro_batches']}",
         f"zero {row['zero_stage']}",
         ("sequence parallel" if row["sequence_parallel"] else "no sequence parallel") if row["tp"] != 1 else "",
@@ -133,6 +134,12 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"on {clip(row['system'])}",
     ]
     return [phrase for phrase in phrases if phrase]
+
+
+def _runs(layout: str) -> str:
+    """Layers per chunk with equal neighbours counted: `4, 14 x 3, 1`."""
+    groups = [(layers, len(list(same))) for layers, same in groupby(layout.split("+"))]
+    return ", ".join(layers if num == 1 else f"{num} x {layers}" for layers, num in groups)
 
 
 def rejection_table(rejections: Table) -> str:

@@ -17,7 +17,7 @@ from results.store import is_run
 __all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "json_text", "tell", "write"]
 
 NOTHING_FEASIBLE = 3
-INPUTS = ("spaces", "config", "target", "tables")  # of the command line: files that a command reads
+INPUTS = ("spaces", "config", "target", "tables", "a", "b")  # of the command line: files that a command reads
 
 
 def answer(args: argparse.Namespace, *, text: str, data: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -57,7 +57,8 @@ def check_free(args: argparse.Namespace, name: str) -> None:
     path = Path(name)
     if not path.is_file():
         return
-    inputs = [word for key in INPUTS for word in _words(getattr(args, key, None))]
+    given = [word for key in INPUTS for word in _words(getattr(args, key, None))]
+    inputs = [*given, *(word.rpartition(":")[0] for word in given if ":" in word)]  # FILE:NAME
     if any(Path(word).is_file() and path.samefile(word) for word in inputs):
         raise ValueError(f"{path}: an output must not replace the input; give another file")
     if any(is_run(folder) for folder in path.resolve().parents[:2]):

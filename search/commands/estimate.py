@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +17,9 @@ from search.commands.answer import NOTHING_FEASIBLE, answer
 from search.commands.ops import PricedOp, ops_table, price_ops
 from search.commands.point import Point, model_line, read_point
 from search.commands.remedies import Remedy, remedies
+from search.commands.rows import megatron_layout
 
-__all__ = ["headline", "remedy_lines", "run"]
+__all__ = ["headline", "layout_phrase", "remedy_lines", "run"]
 
 NOT_COUNTED = "data loading and logging buffers, checkpoint staging, fragmentation beyond the reserve"
 SHARES = ("measured", "tile", "roofline")
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Prices one configuration; exit 3 where it does not fit in memory."""
     point = read_point(args.config, args.reference, args.overrides)
     try:
+        point = point.settled()
         result = point.evaluate()
     except ValueError as error:
         raise ValueError(f"{args.config}: {error}") from error
@@ -47,6 +49,12 @@ def headline(point: Point) -> list[str]:
         f"system    {system.name}: {system.num_chips} x {system.chip.name}, {memory}",
         f"workload  {work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
     ]
+
+
+def layout_phrase(point: Point, row: Mapping[str, Any]) -> str:
+    """Where a pipeline's layers sit, as Megatron takes it; nothing where there is no pipeline."""
+    layout = megatron_layout(row, point.model)
+    return "" if layout is None else f"pipeline layout of Megatron {layout}"
 
 
 def remedy_lines(found: Sequence[Remedy], capacity_bytes: float) -> list[str]:
@@ -68,6 +76,7 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
         *headline(point),
         *hanging("layout    ", arithmetic(row)),
         *hanging("          ", "; ".join(settings(row))),
+        *(hanging("          ", phrase) if (phrase := layout_phrase(point, row)) else ()),
     ]
     lines += ["", *_verdict(point, result, found)]
     rate = f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s per chip, {row['model_tflops_per_gpu']:.0f} TFLOP/s"
@@ -115,8 +124,8 @@ def _uneven(result: StepResult) -> list[str]:
     layers = "+".join(str(n) for n in result.stages[worst].layers)
     text = (
         f"stage {worst} ({layers} layers beside embedding, head or MTP) takes {format_seconds(seconds[worst])} a "
-        f"micro-batch, {seconds[worst] / middle:.1f} times the middle one: the others wait for it; a layout with fewer "
-        "layers there evens it out"
+        f"micro-batch, {seconds[worst] / middle:.1f} times the middle one: the others wait for it; layout: auto "
+        "gives it fewer layers where that evens it out"
     )
     return ["", *hanging("uneven: ", text)]
 
@@ -153,6 +162,7 @@ def _data(
         "system": point.system.name,
         "workload": {"seq": point.workload.seq, "global_batch": point.workload.global_batch},
         "strategy": strategy_json(row),
+        "megatron_layout": megatron_layout(row, point.model),
         "num_micro_batches": row["num_micro_batches"],
         **result.as_dict(),
         "usable_memory_bytes": point.system.usable_hbm_bytes,

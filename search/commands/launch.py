@@ -152,8 +152,8 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
         "objectives": objectives,
         "counts": manifest["counts"],
         "seconds": manifest["seconds"],
-        "rows": json_rows(front),
-        "reference": json_rows(reference),
+        "rows": json_rows(front, space.model),
+        "reference": json_rows(reference, space.model),
         "replays": json_replays(folder, rows),
     }
     answer(args, text="\n".join(lines) + "\n", data=data)

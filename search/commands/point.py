@@ -13,19 +13,19 @@ import numpy as np
 from estimator.model import ModelSpec
 from estimator.result import StepResult
 from estimator.rules import Case
-from estimator.step import evaluate
+from estimator.step import evaluate, with_layout
 from estimator.strategy import Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_count
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
-from results.store import RunFolder
+from results.store import RUNS, RunFolder
 from search.axes import axis_values
 from search.commands.runs import find_run, space_of
 from search.finalists import system_of_row
-from search.space import Space, SpaceError, load_space, parse_space
+from search.space import Space, SpaceError, load_space, parse_space, shipped_spaces
 
-__all__ = ["Point", "model_line", "read_point", "read_row", "split_run"]
+__all__ = ["Point", "model_line", "read_point", "read_row", "split_named", "split_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,10 @@ class Point:
     system: SystemSpec
     workload: Workload
     strategy: Strategy
+
+    def settled(self) -> Point:
+        """The point with the layers that layout `auto` comes to; ValueError where it is illegal."""
+        return replace(self, strategy=with_layout(self.model, self.strategy, self.system, self.workload))
 
     def evaluate(self, strategy: Strategy | None = None) -> StepResult:
         """Its price, or that of another strategy in its place; ValueError where that is illegal."""
@@ -68,13 +72,25 @@ def model_line(model: ModelSpec) -> str:
 def split_run(target: str) -> tuple[RunFolder, str] | None:
     """The run and the id of `RUN:ID`; None where the target is something else."""
     name, colon, row = target.rpartition(":")
-    if not colon or not name or Path(target).exists():
+    if not colon or not name or Path(target).exists() or split_named(target) is not None:
         return None
     return find_run(name), row
 
 
+def split_named(target: str) -> tuple[str, str] | None:
+    """The space file, or shipped space, and the name of `FILE:NAME`; None where the target is something else."""
+    file, colon, name = target.rpartition(":")
+    if not colon or Path(target).exists():
+        return None
+    is_file = Path(file).is_file() or Path(file).suffix in {".yaml", ".yml"}
+    is_run = Path(file).is_dir() or (RUNS / file).is_dir()
+    return (file, name) if is_file or (file in shipped_spaces() and not is_run) else None
+
+
 def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> Point:
-    """The configuration that `CONFIG` or `RUN:ID` means."""
+    """The configuration that `CONFIG`, `CONFIG:NAME` or `RUN:ID` means."""
+    if reference is None and (named := split_named(target)) is not None:
+        target, reference = named
     parts = split_run(target)
     if parts is None:
         return _of_space(load_space(target, overrides), reference, target)

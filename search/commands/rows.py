@@ -7,25 +7,38 @@ from typing import Any
 
 import numpy as np
 
+from estimator.layout import even_layers
+from estimator.model import ModelSpec
 from estimator.result import COLUMNS
+from estimator.strategy import LayoutRule
 from results.report import arithmetic, settings
 from results.report.text import WIDTH, columns, format_cell, hanging
-from results.schema import STRATEGY_NAMES, strategy_json
+from results.schema import STRATEGY_NAMES, strategy_at, strategy_json
 from results.table import Table
 from search.expression import KNOWN_NAMES, TEXT_NAMES, Expression, text_code
+from search.layout import layout_string
 
-__all__ = ["json_row", "json_rows", "ordered", "ordered_table", "select", "summary"]
+__all__ = ["json_row", "json_rows", "megatron_layout", "ordered", "ordered_table", "select", "summary"]
 
 
-def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One row as `search show --json` has it: id, strategy, then the other columns."""
+def json_row(row: Mapping[str, Any], model: ModelSpec) -> dict[str, Any]:
+    """One row as `search show --json` has it: id, strategy, layout string, then the other columns."""
     rest = {name: value for name, value in row.items() if name != "id" and name not in STRATEGY_NAMES}
-    return {"id": row["id"], "strategy": strategy_json(row), **rest}
+    layout = {"megatron_layout": megatron_layout(row, model)}
+    return {"id": row["id"], "strategy": strategy_json(row), **layout, **rest}
 
 
-def json_rows(table: Table) -> list[dict[str, Any]]:
+def json_rows(table: Table, model: ModelSpec) -> list[dict[str, Any]]:
     """Every row of a table."""
-    return [json_row(row) for row in table.rows()]
+    return [json_row(row, model) for row in table.rows()]
+
+
+def megatron_layout(row: Mapping[str, Any], model: ModelSpec) -> str | None:
+    """What Megatron's --pipeline-model-parallel-layout takes for a row; None where there is no pipeline."""
+    layers, num_chunks = strategy_at(row).layout, int(row["pp"]) * int(row["vpp"])
+    if num_chunks == 1 or isinstance(layers, LayoutRule):
+        return None
+    return layout_string(layers or even_layers(model.num_layers, num_chunks), model.num_mtp_layers)
 
 
 def summary(row: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     folder = find_run(args.run)
     if args.tables == "replays":
         return _show_replays(args, folder)
-    objectives = [objective.column for objective in space_of(folder).objectives]
+    space = space_of(folder)
+    objectives = [objective.column for objective in space.objectives]
     table = _table(folder, args.tables)
     if args.where is not None:
         table = select(table, args.where)
@@ -41,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if args.csv:
         write(args, csv_text(rows))
         return 0
-    data = {"run": str(folder.path), "rows": json_rows(rows)}
+    data = {"run": str(folder.path), "rows": json_rows(rows, space.model)}
     if reference is not None:
-        data["reference"] = json_rows(reference)
+        data["reference"] = json_rows(reference, space.model)
     if replays is not None:
         data["replays"] = json_replays(folder, list(replays.rows()))
     text = _text(args, table, rows, reference, objectives, replays)

@@ -15,7 +15,7 @@ from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer
 from search.commands.estimate import remedy_lines
-from search.commands.point import Point, read_point, split_run
+from search.commands.point import Point, read_point, split_named, split_run
 from search.commands.remedies import Remedy, remedies
 from search.commands.rows import json_rows, summary
 from search.commands.runs import find_run, space_of
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Explains a run, a space or a configuration."""
     target = args.target
     is_file = Path(target).is_file() or Path(target).suffix in {".yaml", ".yml"}
-    if args.reference is not None or split_run(target) is not None:
+    if args.reference is not None or split_named(target) is not None or split_run(target) is not None:
         return _why_point(args, read_point(target, args.reference, args.overrides))
     if not is_file and (Path(target).is_dir() or target == "latest" or Path("runs", target).is_dir()):
         return _why_run(args, find_run(target))
@@ -116,7 +116,7 @@ def _why_run(args: argparse.Namespace, folder: RunFolder) -> int:
         "rejections": list(rejections.rows()),
         "closest": closest,
         "remedies": [remedy.as_dict() for remedy in found],
-        "reference": json_rows(infeasible),
+        "reference": json_rows(infeasible, space.model),
     }
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0

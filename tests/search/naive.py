@@ -7,13 +7,13 @@ constraints mean and what dominates is written down here once more, as a reader 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from estimator.layout import even_layers
 from estimator.rules import Case, check
 from estimator.step import evaluate
 from estimator.strategy import (
@@ -28,6 +28,7 @@ from estimator.strategy import (
 )
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
+from search.balanced import with_space_layout
 from search.space import Space, parse_space
 
 SHORT = {"llama": "llama3_8b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3", "qwen": "qwen3_235b_a22b"}
@@ -108,7 +109,8 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
 
 def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
     """Equal for points that are one candidate."""
-    depth = max(s.layout) if s.layout else math.ceil(space.model.num_layers / (s.pp * s.vpp))
+    layout = s.layout or even_layers(space.model.num_layers, s.pp * s.vpp)
+    depth = max(layout)
     recompute: Any = s.recompute
     layers = s.recompute_layers
     if s.recompute.kind is RecomputeKind.BLOCK and s.recompute_per_chunk is None and layers >= depth:
@@ -118,7 +120,7 @@ def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
     kind = s.context_parallel if s.cp > 1 else ContextParallel.RING
     order = s.rank_order if s.pp > 1 and system.num_chips > s.tp * s.cp * s.pp else RankOrder.TP_CP_DP_PP
     rest = replace(s, recompute=Recompute(), recompute_layers=0, sequence_parallel=split, context_parallel=kind)
-    rest = replace(rest, rank_order=order)
+    rest = replace(rest, rank_order=order, layout=layout)
     return system, rest, recompute, layers
 
 
@@ -133,6 +135,7 @@ def candidates(space: Space, *, thorough: bool = False) -> list[Candidate]:
     for number, system, values in raw_points(space):
         s = plain_strategy(space, system, values)
         if s is not None and is_legal(space, system, s):
+            s = with_space_layout(space, system, s)  # held to brute force in tests/estimator/test_balance.py
             classes.setdefault(key_of(space, system, s), []).append((number, s))
     out = []
     for (system, *_), members in classes.items():

@@ -75,6 +75,19 @@ SMALL = {
         "pp: 2, vpp: [16, 17, 18], schedule: interleaved, recompute: [none, block, full], recompute_layers: [1, 2], "
         "zero_stage: [0, 1], overlap: {pp: [0, 1]}"
     ),
+    "several layouts": space_of(
+        "pp: [1, 2, 4], layout: [auto, even, [9, 7, 8, 8], 'Et*8|(t*8|)*2t*8L', Et*17|t*15L], zero_stage: [0, 1], "
+        "recompute: [none, full, block], recompute_layers: [4, 8, 16]"
+    ),
+    "even and balanced": space_of(
+        "pp: [4, 8], ep: [8, 16], vpp: [1, 2], schedule: [1f1b, interleaved, dualpipe], layout: [even, auto], "
+        "recompute: [layernorm, block, full], recompute_layers: [3, 5, 9], zero_stage: [1, 3], overlap: {ep: [0, 1]}",
+        model="deepseek", chips="512", cluster="dgx_h800", batch=1024,
+    ),
+    "balanced alone": space_of(
+        "pp: [1, 2, 4], micro_batch: [1, 2], layout: auto, zero_stage: [0, 3], recompute: [none, full]",
+        model="mixtral", chips="32",
+    ),
     "no data parallelism": space_of(
         "tp: 4, pp: 4, sequence_parallel: [true, false], zero_stage: [3, 1], overlap: {dp: [1, 0], pp: [1, 0]}, "
         "bucket_bytes: [7, 9], recompute: [none, full]"

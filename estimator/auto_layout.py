@@ -1,0 +1,140 @@
+"""Layout `auto`: layers per chunk of one configuration, balanced on its own seconds under its own memory limit.
+
+`configured_layout` asks for everything that evaluate counts: recompute, overlaps, ZeRO traffic, blocking sends, the
+bytes of every rank. `layout_by_seconds` knows the seconds of each block kind alone: what a sweep takes, which holds the
+result against memory itself. Which one is used decides `Strategy.layout` no further: both give layers per chunk.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from estimator.balance import balance, prefix_of, unlimited
+from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
+from estimator.balance_walk import Room
+from estimator.batch import fixed_bytes, splits_backward
+from estimator.build import LAYER_BLOCKS
+from estimator.compose import Net
+from estimator.cost.table import Base
+from estimator.graph import BlockKind
+from estimator.layout import even_layers, layout_of
+from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, second_set
+from estimator.model import ModelSpec
+from estimator.rules import Case
+from estimator.schedule import placement
+from estimator.span import CODES, DUALPIPE, in_flight_peak
+from estimator.strategy import RecomputeKind, Schedule, Strategy
+from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+
+__all__ = ["configured_layout", "layout_by_seconds"]
+
+SHADE = 1e-9  # of the memory limit: what the walk and evaluate may round apart
+
+
+@lru_cache(maxsize=1 << 16)
+def layout_by_seconds(
+    model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int, seconds: tuple[float, ...]
+) -> tuple[int, ...]:
+    """Layers per chunk where the busiest rank has least, from the seconds of one micro-batch on each block kind."""
+    num_chunks = pp * vpp
+    (ends, _), layers = _ends(model, kinds), _kinds_of_layers(model, kinds)
+    of_kind = np.array(seconds)
+    first, last = (ends @ of_kind).tolist()
+    even, chunks = even_layers(model.num_layers, num_chunks), placement(schedule, pp, vpp)
+    of_layer = of_kind[layers]
+    loads = np.array([part.sum() for part in np.split(of_layer, np.cumsum(even)[:-1])])
+    loads[0], loads[-1] = loads[0] + first, loads[-1] + last
+    cut = float(loads[chunks].sum(axis=1).max()) * (1.0 + SHADE)
+    costs = linear_costs(of_layer, first, last, num_chunks, cut)
+    return balance(costs, chunks, unlimited(num_chunks), prefix_of(layers)).layers
+
+
+def configured_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> tuple[int, ...]:
+    """Layers per chunk of one legal strategy with scalar sizes, in place of what its layout says.
+
+    The fastest that fits; where none does, the fastest of those that come closest.
+    """
+    sizes = {name: float(values[0]) for name, values in Case.of(model, strategy, system, workload).sizes.items()}
+    pp, vpp, m = (int(sizes[name]) for name in ("pp", "vpp", "num_micro_batches"))
+    has_blocks = strategy.recompute.kind is RecomputeKind.BLOCK
+    builder = TableBuilder(model, system, workload, strategy, (strategy.recompute,), has_blocks)
+    prices = builder.prices({name: np.array([sizes[name]]) for name in ROW_SIZES})
+    net = builder.nets({name: np.array([sizes[name]]) for name in NET_SIZES})[0]
+    constants, code, kinds = builder.constants, CODES[strategy.schedule], builder.graph.kinds
+    base, again = _read_only(prices.base[0]), _read_only(prices.again[0])
+    alone = net[Net.DP] == 1.0 and net[Net.EDP] == 1.0  # nothing to share, as in compose_rows
+    zero, overlap_dp = (0, 0) if alone else (int(sizes["zero_stage"]), int(sizes["overlap_dp"]))
+    overlap_ep = int(sizes["overlap_ep"]) * int(sizes["ep"] > 1)
+    flags = np.array([int(sizes["overlap_tp"]), overlap_ep, int(sizes["overlap_pp"]), overlap_dp])
+    layers, (ends, held_ends) = _kinds_of_layers(model, kinds), _ends(model, kinds)
+    slot = np.full(pp * vpp, INNER)
+    slot[0], slot[-1] = FIRST, LAST
+    depths = np.full(3, int(sizes["recompute_layers"]) if has_blocks else 0)
+    costs = chunk_costs(
+        layers, slot, depths, ends, held_ends, base, again, flags, choice_index(builder.choices, strategy.recompute),
+        splits_backward(code), zero, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
+        _read_only(net), np.array([net[Net.DP], net[Net.EDP]]), constants,
+    )  # fmt: skip
+    chunks = placement(strategy.schedule, pp, vpp)
+    bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes
+    shares = (zero >= 1, zero >= 2, zero >= 3)
+    room = Room(
+        limit=(constants.capacity_bytes - constants.context_bytes) / RESERVED_FACTOR * (1.0 - SHADE),
+        fixed=fixed_bytes(float(prices.buffer_bytes[0]), float(prices.hop_bytes[0]), pp) + WORKSPACE_BYTES,
+        bucket=float(sizes["bucket_bytes"]),
+        staged=int(bucketed),
+        constants=constants,
+        shared=_shared(model, kinds, base, shares, float(net[Net.DP]), constants.grad_bytes, constants.state_bytes),
+        flying=_flying(code, chunks, pp, vpp, m, overlap_ep),
+    )
+    return balance(costs, chunks, room, prefix_of(layers)).layers
+
+
+def _kinds_of_layers(model: ModelSpec, kinds: tuple[BlockKind, ...]) -> np.ndarray:
+    """Index of the block kind of each transformer layer [L]."""
+    return np.array([kinds.index(LAYER_BLOCKS[kind]) for kind in model.layer_kinds], dtype=np.int64)
+
+
+@lru_cache(maxsize=256)
+def _ends(model: ModelSpec, kinds: tuple[BlockKind, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks that the first and the last of several chunks run, and hold, beside their layers: [2, K] each."""
+    lay = layout_of(model, kinds, Schedule.ONE_F_ONE_B, 2, 1, (model.num_layers, 0))
+    ends, held = lay.counts.copy(), lay.held.copy()
+    for both in (ends, held):
+        both[0] -= lay.first[0, -1]
+    return ends, held
+
+
+def _shared(
+    model: ModelSpec, kinds: tuple[BlockKind, ...], base: np.ndarray, shares: tuple[bool, bool, bool], dp: float,
+    grad_bytes: float, state_bytes: float,
+) -> np.ndarray:  # fmt: skip
+    """The table that a rank with both ends holds once where each end alone would hold it: bytes kept, parameters."""
+    if not (model.tied_embeddings or model.num_mtp_layers):
+        return np.zeros(2)
+    x = base[kinds.index(BlockKind.EMBEDDING)]
+    states, grads, weights = (dp if share else 1.0 for share in shares)
+    params = float(x[Base.DENSE_PARAMS])
+    kept = float(x[Base.DENSE_WEIGHT_BYTES]) / weights + params * grad_bytes / grads + params * state_bytes / states
+    return np.array([kept, params])
+
+
+def _flying(code: int, chunks: np.ndarray, pp: int, vpp: int, m: int, overlap_ep: int) -> np.ndarray:
+    """Micro-batches in flight on each chunk when its rank holds most; of DualPipe's two ranks both say the same."""
+    flying = np.zeros(chunks.shape)
+    in_flight_peak(code, pp, vpp, m, flying)
+    second_set(code == DUALPIPE, overlap_ep, flying)
+    out = np.zeros(pp * vpp)
+    np.maximum.at(out, chunks, flying)
+    return out
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that jitted code is compiled for once: shared prices are read-only in a sweep."""
+    view = np.ascontiguousarray(array)
+    view.setflags(write=False)
+    return view

@@ -1,0 +1,146 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - jitted kernels: numba types their arguments from the call
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disallow-untyped-decorators=False
+"""What any run of consecutive layers costs as one pipeline chunk: the tables over which `balance` walks. Jitted.
+
+`chunk_costs` asks the functions of compose.py and memory.py, so that a table entry is what `evaluate` would say of that
+chunk; `linear_costs` adds given seconds of layers up. Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from estimator.compose import again_seconds, choose_columns, chunk_seconds, once_seconds, zero_traffic
+from estimator.cost.table import Base
+from estimator.jit import njit
+from estimator.memory import chunk_bytes, static_bytes
+
+__all__ = [
+    "DENSE",
+    "EXPERT",
+    "FIRST",
+    "INNER",
+    "KEPT",
+    "LAST",
+    "LIVE",
+    "NUM_BYTES",
+    "SAVED",
+    "WIDE",
+    "ChunkCosts",
+    "chunk_costs",
+    "linear_costs",
+]
+
+FIRST: Final = 0  # slots: the first chunk, which also holds embedding and positions
+LAST: Final = 1  # the last chunk, which also holds head and MTP
+INNER: Final = 2  # and those between; one slot more for each other depth of block recompute
+
+KEPT: Final = 0  # weights, gradients and optimizer states that the chunk's blocks bring to a rank
+WIDE: Final = 1  # gathered weights of its widest block (ZeRO-3)
+DENSE: Final = 2  # parameters, whose gradients fill buckets
+EXPERT: Final = 3
+SAVED: Final = 4  # activations that one micro-batch keeps
+LIVE: Final = 5  # widest working set
+NUM_BYTES: Final = 6
+
+B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
+
+
+class ChunkCosts(NamedTuple):
+    """Costs of a chunk that holds layers a .. b - 1, by slot. L layers, C chunks, S slots.
+
+    `slot` [C]: which table a chunk reads. `seconds` [S, L + 1, L + 1]: of one micro-batch, infinite where it was not
+    asked for. `nbytes` [S, L + 1, L + 1, NUM_BYTES]. `floor` [L + 1]: seconds of the first layers at least, whatever
+    else shares their chunk. Of FIRST only a = 0 is filled, of LAST only b = L.
+    """
+
+    slot: np.ndarray
+    seconds: np.ndarray
+    nbytes: np.ndarray
+    floor: np.ndarray
+
+
+@njit(cache=True)
+def linear_costs(layers: np.ndarray, first: float, last: float, num_chunks: int, cut: float) -> ChunkCosts:
+    """Seconds alone, from those of each layer [L] and what first and last chunk hold beside; chunks up to `cut`."""
+    num = layers.size
+    seconds = np.full((3, num + 1, num + 1), np.inf)
+    floor = np.zeros(num + 1)
+    slot = np.full(num_chunks, INNER)
+    slot[0], slot[num_chunks - 1] = FIRST, LAST
+    for a in range(num + 1):
+        total = 0.0
+        b = a
+        while total <= cut:
+            seconds[INNER, a, b] = total
+            if a == 0:
+                seconds[FIRST, 0, b] = first + total
+            if b == num:
+                seconds[LAST, a, b] = total + last
+                break
+            total += layers[b]
+            b += 1
+        if a < num:
+            floor[a + 1] = floor[a] + layers[a]
+    return ChunkCosts(slot, seconds, np.empty((1, 1, 1, NUM_BYTES)), floor)
+
+
+@njit(cache=True)
+def chunk_costs(
+    kind_of: np.ndarray, slot: np.ndarray, depths: np.ndarray, ends: np.ndarray, held_ends: np.ndarray,
+    base: np.ndarray, again: np.ndarray, flags: np.ndarray, choice: int, splits: bool, zero: int, hop: float,
+    net: np.ndarray, shards: np.ndarray, c,
+) -> ChunkCosts:  # fmt: skip
+    """Seconds and bytes of every possible chunk of one configuration.
+
+    `kind_of` [L]: block kind of each layer. `depths` [S]: layers of block recompute by slot (0: not block). `ends`,
+    `held_ends` [2, K]: blocks that first and last chunk run, and hold, beside their layers. `flags`: overlap of tp, ep,
+    pp, dp. `shards` [2]: ranks that share dense and expert weights. c: Constants.
+    """
+    num, kinds, slots = kind_of.size, base.shape[0], depths.size
+    f, b, w = np.empty(kinds), np.empty(kinds), np.empty(kinds)
+    r = np.empty((again.shape[0], kinds))
+    choose_columns(base, again, flags[0], flags[1], f, b, w, r)
+    sent = hop if flags[2] == 0 else 0.0
+    seconds = np.full((slots, num + 1, num + 1), np.inf)
+    nbytes = np.zeros((slots, num + 1, num + 1, NUM_BYTES))
+    floor = np.zeros(num + 1)
+    for a in range(num):
+        floor[a + 1] = floor[a] + (f[kind_of[a]] + b[kind_of[a]] + w[kind_of[a]])
+    counts, first, held = np.zeros((1, kinds)), np.zeros((2, kinds)), np.zeros((1, kinds))
+    saved, live, line = np.empty(1), np.empty(1), np.zeros(4)
+    for s in range(slots):
+        sends = 1.0 if s < INNER else 2.0  # the ends have one neighbour
+        for start in range(1 if s == FIRST else num + 1):
+            counts[:] = 0.0
+            held[:] = 0.0
+            first[:] = 0.0
+            if s < INNER:
+                counts[0] = ends[s]
+                held[0] = held_ends[s]
+            for stop in range(start, num + 1):
+                if stop > start:
+                    k = kind_of[stop - 1]
+                    counts[0, k] += 1.0
+                    held[0, k] += 1.0
+                    if stop - start <= depths[s]:
+                        first[1, k] += 1.0
+                if s == LAST and stop < num:
+                    continue
+                once = once_seconds(counts, 0, f, b, w)
+                tr = again_seconds(counts, first, 0, depths[s], choice, r)
+                traffic = zero_traffic(counts, 0, base, net, c)
+                tf, tb, tw = chunk_seconds(once, tr, splits, zero, flags[3], traffic)
+                seconds[s, start, stop] = (tf + tb + tw) + sends * sent
+                chunk_bytes(counts, first, depths[s], again, choice, saved, live)
+                static_bytes(0, held, base, zero, shards[0], shards[1], c.grad_bytes, c.state_bytes, line)
+                x = nbytes[s, start, stop]
+                for k in range(kinds):
+                    x[DENSE] += held[0, k] * base[k, B_DENSE]
+                    x[EXPERT] += held[0, k] * base[k, B_EXPERT]
+                x[KEPT], x[WIDE] = line[0] + line[1] + line[2], line[3]
+                x[SAVED], x[LIVE] = saved[0], live[0]
+    return ChunkCosts(slot, seconds, nbytes, floor)

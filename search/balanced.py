@@ -1,0 +1,115 @@
+"""Layout `auto` in a space: one layout per structure, balanced on the seconds of its price row without recompute.
+
+Overlap of EP counts as on where the space offers it and the schedule allows it; other overlaps as off, for what they
+hide is much the same for every layer. Memory is left to the sweep, which holds every candidate against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from estimator.auto_layout import layout_by_seconds
+from estimator.cost.table import Base
+from estimator.layout import even_layers
+from estimator.model import ModelSpec
+from estimator.rules import Case, check, paired
+from estimator.step import distinct
+from estimator.strategy import LayoutRule, Schedule, Strategy
+from estimator.tables import ROW_SIZES, TableBuilder
+from hardware.system import SystemSpec
+from search.space import Space
+
+__all__ = ["LayoutFinder", "with_space_layout"]
+
+Layers = tuple[int, ...]
+COLUMNS = (
+    Base.F_COMP, Base.F_HOST, Base.F_CP, Base.F_TP0, Base.B_COMP, Base.B_HOST, Base.B_CP, Base.B_TP0, Base.W_COMP,
+    Base.W_HOST,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class LayoutFinder:
+    """Layers per chunk of the structures of one world; prices each row once."""
+
+    space: Space
+    builder: TableBuilder
+    _seconds: dict[tuple[tuple[float, ...], bool], tuple[float, ...]] = field(default_factory=dict, init=False)
+
+    def layers(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> list[Layers]:
+        """What the strategy's layout means for each structure [S]: `sizes` as in rules.Case, all of them legal."""
+        model: ModelSpec = self.space.model
+        if strategy.layout is LayoutRule.AUTO:
+            where, places = distinct(sizes, (*ROW_SIZES, "pp", "vpp"))
+            seconds = self._priced(strategy, {name: places[name] for name in ROW_SIZES})
+            kinds, pipes = self.builder.graph.kinds, zip(places["pp"], places["vpp"], strict=True)
+            found = [
+                layout_by_seconds(model, kinds, _alike(strategy.schedule), int(p), int(v), of_kind)
+                for (p, v), of_kind in zip(pipes, seconds, strict=True)
+            ]
+        else:
+            where, places = distinct(sizes, ("pp", "vpp"))
+            named = strategy.layout
+            chunks = (places["pp"] * places["vpp"]).astype(int).tolist()
+            found = [named or even_layers(model.num_layers, num) for num in chunks]
+        return [found[i] for i in where]
+
+    def made(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Index of each structure's layout in the builder [S], and its deepest chunk's layers [S]."""
+        if strategy.layout is LayoutRule.AUTO:
+            named: list[Layers | None] = [*self.layers(strategy, sizes)]
+            pipes = zip(sizes["pp"], sizes["vpp"], named, strict=True)
+            where = np.arange(len(sizes["pp"]))
+        else:
+            where, places = distinct(sizes, ("pp", "vpp"))
+            pipes = zip(places["pp"], places["vpp"], [None] * len(places["pp"]), strict=True)
+        made = [self.builder.layout(strategy.schedule, int(p), int(v), layers) for p, v, layers in pipes]
+        depths = [self.builder.depth(i) for i in made]
+        return np.array(made, dtype=np.int64)[where], np.array(depths)[where]
+
+    def repeats(self, case: Case, place: int, ok: np.ndarray) -> np.ndarray:
+        """Points, of those that are `ok` [S], whose layers per chunk an earlier value of the axis gives as well."""
+        repeats, earlier = np.zeros_like(ok), self.space.axes["layout"][:place]
+        at = np.flatnonzero(ok)
+        if not earlier or not len(at):
+            return repeats
+        case = case.take(at)
+        own = self.layers(case.strategy, case.sizes)
+        for value in earlier:
+            other: dict[str, Any] = {"layout": value}
+            strategy = replace(case.strategy, **other)
+            legal = check(Case(case.model, strategy, case.system, case.workload, case.sizes)) == 0
+            told = iter(self.layers(strategy, case.take(legal).sizes) if legal.any() else ())
+            repeats[at] |= [is_legal and next(told) == mine for is_legal, mine in zip(legal, own, strict=True)]
+        return repeats
+
+    def _priced(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> list[tuple[float, ...]]:
+        """Seconds of one micro-batch on each block kind, for each combination of sizes."""
+        ep = paired(strategy.schedule) and 1 in self.space.axes["overlap_ep"]
+        keys = [(tuple(map(float, row)), ep) for row in zip(*(sizes[n] for n in ROW_SIZES), strict=True)]
+        new = list(dict.fromkeys(key for key in keys if key not in self._seconds))
+        if new:
+            rows = {name: np.array([key[0][i] for key in new]) for i, name in enumerate(ROW_SIZES)}
+            x = self.builder.prices(rows).base
+            total = sum(x[..., column] for column in COLUMNS) + (x[..., Base.F_EP0 + ep] + x[..., Base.B_EP0 + ep])
+            self._seconds |= {key: tuple(map(float, row)) for key, row in zip(new, total, strict=True)}
+        return [self._seconds[key] for key in keys]
+
+
+def with_space_layout(space: Space, system: SystemSpec, strategy: Strategy) -> Strategy:
+    """A candidate with the layout that the sweep gives its structure; None where that is the even one."""
+    if strategy.layout is not LayoutRule.AUTO:
+        return strategy
+    builder = TableBuilder(space.model, system, space.workload, strategy)
+    sizes = {name: np.atleast_1d(np.asarray(size, dtype=np.float64)) for name, size in strategy.sizes().items()}
+    (layers,) = LayoutFinder(space, builder).layers(strategy, sizes)
+    even = even_layers(space.model.num_layers, len(layers))
+    return replace(strategy, layout=None if layers == even else layers)
+
+
+def _alike(schedule: Schedule) -> Schedule:
+    """A schedule with the same placement: those that run one chunk a rank are balanced alike."""
+    return schedule if paired(schedule) else Schedule.ONE_F_ONE_B
