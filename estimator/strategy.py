@@ -221,6 +221,8 @@ class Strategy:
             if not isinstance(value, kind):
                 make = f"{kind.__name__}.parse" if kind is Recompute else kind.__name__
                 raise TypeError(f"{name} must be of {kind.__name__}, but got {value!r}; {make}(...) makes one")
+        if not isinstance(self.layout, tuple | LayoutRule | None):
+            raise TypeError(f"layout must be a tuple of layers per chunk or a LayoutRule, but got {self.layout!r}")
         if not all(isinstance(item, Fusion) for item in self.fusion):
             raise TypeError(f"fusion must hold members of Fusion, but got {self.fusion!r}")
         per_chunk = self.recompute_per_chunk

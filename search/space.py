@@ -26,6 +26,7 @@ from estimator.workload import Workload
 from hardware.catalog import cluster, system_from_mapping
 from hardware.system import SystemSpec
 from search.axes import OPEN, axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
+from search.layout import layers_of
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, parse_scalar, read_document
@@ -187,17 +188,19 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
     for key in ("model", "system", "workload"):
         if given.get(key) is None:
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
-    axes = read_axes(document, ("strategy",))
+    axes, model = read_axes(document, ("strategy",)), _model(document, folder)
+    references = _references(document, axes)
+    _check_layouts(document, model)
     return Space(
         name=_name(document, stem),
-        model=_model(document, folder),
+        model=model,
         systems=_systems(document),
         workload=_workload(document),
         axes=axes,
         objectives=_objectives(document),
         constraints=_constraints(document),
         options=_options(document),
-        references=_references(document, axes),
+        references=references,
     )
 
 
@@ -348,6 +351,16 @@ def _references(document: Document, axes: Mapping[str, tuple[object, ...]]) -> d
             raise document.error(("reference", name), "must hold at least one key of a strategy", accepted="tp: 8")
         found[name] = read_strategy(document, ("reference", name), base)
     return found
+
+
+def _check_layouts(document: Document, model: ModelSpec) -> None:
+    """Holds layout strings against the model's MTP layers, of which layers per chunk say nothing."""
+    for place in (("strategy",), *(("reference", name) for name in document.mapping(("reference",)))):
+        value = document.get((*place, "layout"))
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "L" in text and layers_of(text)[1] != model.num_mtp_layers:
+                rule = f"a layout string must hold the model's MTP layers (m) {model.num_mtp_layers} times"
+                raise document.error((*place, "layout"), rule, text)
 
 
 def _write_point(point: Strategy) -> dict[str, Plain]:

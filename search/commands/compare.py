@@ -89,7 +89,7 @@ def _headline(a: _Side, b: _Side, differ: Mapping[str, tuple[Any, Any]]) -> str:
     names = ", ".join(differ)
     if set(differ) == {"layout"}:
         return f"the layout alone differs: B {rate}, with {grown}"
-    return f"B {rate}, with {grown}; {len(differ)} differences: {names}"
+    return f"B {rate}, with {grown}; {len(differ)} difference{'s'[: len(differ) - 1]}: {names}"
 
 
 def _text(a: _Side, b: _Side) -> str:

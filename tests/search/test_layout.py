@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from search.layout import chunk_layers, expand, filled_layers
+from search.layout import chunk_layers, expand, filled_layers, layers_of, layout_string
 
 
 def test_the_published_deepseek_layout_has_sixteen_chunks_of_four_but_the_last() -> None:
@@ -76,3 +78,27 @@ def test_mtp_layers_sit_between_the_last_layer_and_the_loss(layout: str) -> None
 )
 def test_chunks_are_filled_from_the_front(num_layers: int, num_chunks: int, expected: tuple[int, ...] | None) -> None:
     assert filled_layers(num_layers=num_layers, num_chunks=num_chunks) == expected
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(0, 2))
+def test_a_written_layout_reads_back(layers: list[int], num_mtp_layers: int) -> None:
+    assert layers_of(layout_string(layers, num_mtp_layers)) == (tuple(layers), num_mtp_layers)
+
+
+@given(st.integers(1, 12), st.integers(1, 20), st.integers(0, 3))
+def test_chunks_that_repeat_are_written_once(layers: int, repeats: int, last: int) -> None:
+    assert len(layout_string([layers, *[layers, 1, 2] * repeats, last])) < 40
+
+
+@pytest.mark.parametrize(
+    ("layers", "num_mtp_layers", "text"),
+    [
+        ((4,) * 15 + (1,), 1, "Et*4|(t*4|)*14tmL"),
+        ((61,), 1, "Et*61mL"),
+        ((0, 0, 0, 0, 2), 0, "E||||t*2L"),
+        ((3, 3, 2), 0, "Et*3|t*3|t*2L"),
+        ((1, *(2, 1) * 5, 0), 0, "Et|(t*2|t|)*5L"),
+    ],
+)
+def test_layouts_are_written_as_people_write_them(layers: tuple[int, ...], num_mtp_layers: int, text: str) -> None:
+    assert layout_string(layers, num_mtp_layers) == text
