@@ -1,6 +1,6 @@
 """Layout `auto`: layers per chunk of one configuration, balanced on its own seconds under its own memory limit.
 
-`configured_layout` asks for everything that evaluate counts: recompute, overlaps, ZeRO traffic, blocking sends, the
+`configured_layouts` asks for everything that evaluate counts: recompute, overlaps, ZeRO traffic, blocking sends, the
 bytes of every rank. `layout_by_seconds` knows the seconds of each block kind alone: what a sweep takes, which holds the
 result against memory itself. Which one is used decides `Strategy.layout` no further: both give layers per chunk.
 """
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from estimator.balance import balance, prefix_of, unlimited
+from estimator.balance import Shape, balance, prefix_of, shape_of, unlimited
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
 from estimator.batch import fixed_bytes, splits_backward
@@ -30,7 +30,7 @@ from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["configured_layout", "layout_by_seconds"]
+__all__ = ["configured_layouts", "layout_by_seconds"]
 
 SHADE = 1e-9  # of the memory limit: what the walk and evaluate may round apart
 
@@ -53,10 +53,14 @@ def layout_by_seconds(
     return balance(costs, chunks, unlimited(num_chunks), prefix_of(layers)).layers
 
 
-def configured_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> tuple[int, ...]:
+def configured_layouts(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload
+) -> tuple[tuple[int, ...], ...]:
     """Layers per chunk of one legal strategy with scalar sizes, in place of what its layout says.
 
-    The fastest that fits; where none does, the fastest of those that come closest.
+    First the one whose busiest rank has least to do of all that fit (where none does, of those that come closest), with
+    chunks most alike. Then others for an estimate to choose from, as busy or nearly so: the one that takes least memory
+    and, where one rank holds both ends, every split of its layers between them.
     """
     sizes = {name: float(values[0]) for name, values in Case.of(model, strategy, system, workload).sizes.items()}
     pp, vpp, m = (int(sizes[name]) for name in ("pp", "vpp", "num_micro_batches"))
@@ -91,7 +95,11 @@ def configured_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, 
         shared=_shared(model, kinds, base, shares, float(net[Net.DP]), constants.grad_bytes, constants.state_bytes),
         flying=_flying(code, chunks, pp, vpp, m, overlap_ep),
     )
-    return balance(costs, chunks, room, prefix_of(layers)).layers
+    found = [balance(costs, chunks, room, prefix_of(layers), thrifty=thrifty).layers for thrifty in (False, True)]
+    if shape_of(chunks, 0) is Shape.PAIRS:
+        first, *middle, last = found[0]
+        found += [(num, *middle, first + last - num) for num in range(first + last + 1)]
+    return tuple(dict.fromkeys(found))
 
 
 def _kinds_of_layers(model: ModelSpec, kinds: tuple[BlockKind, ...]) -> np.ndarray:

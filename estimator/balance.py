@@ -92,8 +92,14 @@ def shape_of(chunks: np.ndarray, prefix: int) -> Shape:
     return Shape.ROUND_ROBIN if prefix <= MAX_PREFIX else Shape.BY_CHUNK
 
 
-def balance(costs: ChunkCosts, chunks: np.ndarray, room: Room, prefix: int = 0) -> Balanced:
-    """The best layout of L layers on the chunks of a placement [p, local]; L >= C."""
+def balance(
+    costs: ChunkCosts, chunks: np.ndarray, room: Room, prefix: int = 0, *, thrifty: bool = False
+) -> Balanced:  # fmt: skip
+    """The best layout of L layers on the chunks of a placement [p, local]; L >= C.
+
+    `thrifty`: of those whose busiest rank is equally busy, one whose fullest rank is least full, then chunks most alike
+    (not round-robin, where memory is that of chunks as even as they go).
+    """
     walk = _Walk(costs, np.ascontiguousarray(chunks, dtype=np.int64), room, shape_of(chunks, prefix), prefix)
     even = np.array(even_layers(len(costs.floor) - 1, len(costs.slot)), dtype=np.int64)
     even_seconds, even_bytes = walk.loads(even)
@@ -101,6 +107,11 @@ def balance(costs: ChunkCosts, chunks: np.ndarray, room: Room, prefix: int = 0) 
     seconds, nbytes = walk.loads(best)
     if nbytes > room.limit:
         best = walk.within(even, room.limit)
+        seconds, nbytes = walk.loads(best)
+    if thrifty and walk.shape in {Shape.ONE_EACH, Shape.PAIRS}:
+        cut = seconds * (1.0 + SHADE)
+        least, _ = walk.walk(BYTES, cut, nbytes)
+        best = walk.walk(SQUARES, cut, least)[1]
         seconds, nbytes = walk.loads(best)
     layers = tuple(best.tolist())
     return Balanced(

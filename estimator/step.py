@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from estimator.auto_layout import configured_layout
+from estimator.auto_layout import configured_layouts
 from estimator.batch import Out, Rows, compose_rows
 from estimator.compose import Place, place_of
 from estimator.layout import even_layers
@@ -75,22 +75,24 @@ def with_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, worklo
 
 
 def _best_layout(case: Case, strategy: Strategy, *, gate: bool) -> tuple[Strategy, StepResult]:
-    """The balanced layout and its price, or the even one where that fits better or is faster.
+    """The fastest of the balanced layouts and the even one, and its price; where none fits, what takes least memory.
 
     Even can be faster where rounds are few: the busiest rank is then not all that a span depends on.
     """
     parts = case.model, case.system, case.workload
-    layers = configured_layout(case.model, strategy, case.system, case.workload)
-    even = replace(strategy, layout=None)
-    options = [even] if layers == even_layers(sum(layers), len(layers)) else [replace(strategy, layout=layers), even]
+    found = configured_layouts(case.model, strategy, case.system, case.workload)
+    even = even_layers(case.model.num_layers, len(found[0]))
+    named: list[tuple[int, ...] | None] = [layers for layers in found if layers != even]
+    options = [replace(strategy, layout=layers) for layers in (*named, None)]
     priced = [(option, evaluate(parts[0], option, *parts[1:])) for option in options]
     best = min(priced, key=lambda one: _merit(one[1]))
     return best if not gate else (best[0], evaluate(parts[0], best[0], *parts[1:], gate=True))
 
 
-def _merit(result: StepResult) -> tuple[bool, float]:
-    """Smaller is better: what fits by its seconds, what does not by its bytes."""
-    return (False, float(result.step_time_s)) if result.feasible else (True, float(result.device_memory_bytes))
+def _merit(result: StepResult) -> tuple[bool, float, float]:
+    """Smaller is better: what fits by its seconds, then its bytes; what does not the other way round."""
+    seconds, nbytes = float(result.step_time_s), float(result.device_memory_bytes)
+    return (False, seconds, nbytes) if result.feasible else (True, nbytes, seconds)
 
 
 def _balanced(case: Case, code: np.ndarray, *, gate: bool) -> StepResult:

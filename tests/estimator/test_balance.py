@@ -178,6 +178,19 @@ def test_a_heavy_head_takes_layers_from_the_last_chunk_and_gives_them_to_later_o
     assert found.layers == tuple(sorted(found.layers[:-1])) + (found.layers[-1],)
 
 
+@pytest.mark.parametrize("name", PLACEMENTS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_thrifty_layout_takes_least_of_those_with_an_equally_busy_rank(name, data):
+    chunks = PLACEMENTS[name]
+    costs, free = data.draw(problems(chunks))
+    every = compositions(len(costs.floor) - 1, int(chunks.max()) + 1)
+    busiest, nbytes = seconds_of(costs, chunks, every).max(axis=1), bytes_of(costs, chunks, free, every).max(axis=1)
+    found = balance(costs, chunks, free._replace(limit=1e9), thrifty=True)
+    assert found.seconds == pytest.approx(busiest.min(), rel=1e-11)
+    assert found.nbytes == pytest.approx(nbytes[busiest <= busiest.min() * (1 + 1e-11)].min(), rel=1e-11)
+
+
 def test_equal_layers_without_ends_are_spread_evenly():
     for p in (2, 3, 5, 8):
         found = balance(linear_costs(np.ones(8), 0.0, 0.0, p, np.inf), placement(Schedule.GPIPE, p), unlimited(p))
