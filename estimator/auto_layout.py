@@ -1,8 +1,8 @@
 """Layout `auto`: layers per chunk of one configuration, balanced on its own seconds under its own memory limit.
 
 `configured_layouts` asks for everything that evaluate counts: recompute, overlaps, ZeRO traffic, blocking sends, the
-bytes of every rank. `layout_by_seconds` knows the seconds of each block kind alone: what a sweep takes, which holds the
-result against memory itself. Which one is used decides `Strategy.layout` no further: both give layers per chunk.
+bytes of every rank. `Pipeline` knows the seconds of each block kind alone: what a sweep takes, which holds the result
+against memory itself. Which one is used decides `Strategy.layout` no further: both give layers per chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from estimator.balance import Shape, balance, prefix_of, shape_of, unlimited
+from estimator.balance import Shape, balance, fastest, prefix_of, shape_of
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
 from estimator.batch import fixed_bytes, splits_backward
@@ -30,27 +30,46 @@ from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["configured_layouts", "layout_by_seconds"]
+__all__ = ["Pipeline", "configured_layouts", "pipeline_of"]
 
-SHADE = 1e-9  # of the memory limit: what the walk and evaluate may round apart
+SHADE = 1e-9  # of a limit: what the walk and evaluate may round apart
+MAX_KNOWN = 1 << 18  # layouts that a pipeline remembers
 
 
-@lru_cache(maxsize=1 << 16)
-def layout_by_seconds(
-    model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int, seconds: tuple[float, ...]
-) -> tuple[int, ...]:
-    """Layers per chunk where the busiest rank has least, from the seconds of one micro-batch on each block kind."""
-    num_chunks = pp * vpp
-    (ends, _), layers = _ends(model, kinds), _kinds_of_layers(model, kinds)
-    of_kind = np.array(seconds)
-    first, last = (ends @ of_kind).tolist()
-    even, chunks = even_layers(model.num_layers, num_chunks), placement(schedule, pp, vpp)
-    of_layer = of_kind[layers]
-    loads = np.array([part.sum() for part in np.split(of_layer, np.cumsum(even)[:-1])])
-    loads[0], loads[-1] = loads[0] + first, loads[-1] + last
-    cut = float(loads[chunks].sum(axis=1).max()) * (1.0 + SHADE)
-    costs = linear_costs(of_layer, first, last, num_chunks, cut)
-    return balance(costs, chunks, unlimited(num_chunks), prefix_of(layers)).layers
+class Pipeline:
+    """The chunks of one model under one schedule: gives layers per chunk where the busiest rank has least seconds."""
+
+    def __init__(
+        self, model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int
+    ) -> None:  # fmt: skip
+        self.num_chunks = pp * vpp
+        self.kinds, self.ends = _kinds_of_layers(model, kinds), _ends(model, kinds)[0]
+        self.chunks, self.prefix = placement(schedule, pp, vpp), prefix_of(self.kinds.tolist())
+        self.starts = np.cumsum((0, *even_layers(model.num_layers, self.num_chunks)[:-1]))
+        self._known: dict[tuple[float, ...], tuple[int, ...]] = {}
+
+    def layers(self, seconds: tuple[float, ...]) -> tuple[int, ...]:
+        """The layout [C] for these seconds of one micro-batch on each block kind."""
+        if seconds not in self._known:
+            if len(self._known) == MAX_KNOWN:
+                self._known.clear()
+            self._known[seconds] = self._balanced(np.array(seconds))
+        return self._known[seconds]
+
+    def _balanced(self, of_kind: np.ndarray) -> tuple[int, ...]:
+        first, last = (self.ends @ of_kind).tolist()
+        of_layer = of_kind[self.kinds]
+        even = np.add.reduceat(of_layer, self.starts)
+        even[0], even[-1] = even[0] + first, even[-1] + last
+        cut = float(even[self.chunks].sum(axis=1).max()) * (1.0 + SHADE)
+        costs = linear_costs(of_layer, first, last, self.num_chunks, cut)
+        return fastest(costs, self.chunks, self.prefix, cut)
+
+
+@lru_cache(maxsize=1024)
+def pipeline_of(model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int) -> Pipeline:
+    """The pipeline, made once: schedules that place chunks alike may share one."""
+    return Pipeline(model, kinds, schedule, pp, vpp)
 
 
 def configured_layouts(

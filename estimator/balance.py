@@ -28,7 +28,7 @@ from estimator.balance_walk import BYTES, SECONDS, SQUARES, Room, one_each, pair
 from estimator.compose import Constants
 from estimator.layout import even_layers
 
-__all__ = ["MAX_PREFIX", "Balanced", "Shape", "balance", "prefix_of", "rank_loads", "shape_of", "unlimited"]
+__all__ = ["MAX_PREFIX", "Balanced", "Shape", "balance", "fastest", "prefix_of", "rank_loads", "shape_of", "unlimited"]
 
 SHADE = 1e-12  # what the same seconds or bytes may differ by where they are added in another order
 ANY_BYTES = 1e300  # a limit that is none, and yet has memory counted
@@ -117,6 +117,12 @@ def balance(
     return Balanced(
         layers=layers, seconds=seconds, nbytes=nbytes, fits=nbytes <= room.limit * (1.0 + SHADE), shape=walk.shape
     )
+
+
+def fastest(costs: ChunkCosts, chunks: np.ndarray, prefix: int, cut: float) -> tuple[int, ...]:
+    """The layout of `balance` without a memory limit, where some layout is known to keep within `cut` seconds."""
+    walk = _Walk(costs, chunks, unlimited(len(costs.slot)), shape_of(chunks, prefix), prefix)
+    return tuple(walk.fastest(cut, np.inf).tolist())
 
 
 def rank_loads(costs: ChunkCosts, chunks: np.ndarray, room: Room, layers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.auto_layout import layout_by_seconds
+from estimator.auto_layout import pipeline_of
 from estimator.cost.table import Base
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
@@ -33,40 +33,43 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class LayoutFinder:
-    """Layers per chunk of the structures of one world; prices each row once."""
+    """Layers per chunk of the structures of one world; prices each row once. `known`: the layouts found so far."""
 
     space: Space
     builder: TableBuilder
+    known: list[Layers] = field(default_factory=list, init=False)
+    _places: dict[Layers, int] = field(default_factory=dict, init=False)
     _seconds: dict[tuple[tuple[float, ...], bool], tuple[float, ...]] = field(default_factory=dict, init=False)
 
-    def layers(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> list[Layers]:
-        """What the strategy's layout means for each structure [S]: `sizes` as in rules.Case, all of them legal."""
+    def layers(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> np.ndarray:
+        """What the strategy's layout means for each structure [S], as an index into `known`.
+
+        `sizes` as in rules.Case, all of them legal.
+        """
         model: ModelSpec = self.space.model
         if strategy.layout is LayoutRule.AUTO:
             where, places = distinct(sizes, (*ROW_SIZES, "pp", "vpp"))
             seconds = self._priced(strategy, {name: places[name] for name in ROW_SIZES})
-            kinds, pipes = self.builder.graph.kinds, zip(places["pp"], places["vpp"], strict=True)
-            found = [
-                layout_by_seconds(model, kinds, _alike(strategy.schedule), int(p), int(v), of_kind)
-                for (p, v), of_kind in zip(pipes, seconds, strict=True)
-            ]
+            kinds, pipes = self.builder.graph.kinds, [*zip(places["pp"].tolist(), places["vpp"].tolist(), strict=True)]
+            alike = _alike(strategy.schedule)
+            ways = {(p, v): pipeline_of(model, kinds, alike, int(p), int(v)) for p, v in set(pipes)}
+            found = [ways[pipe].layers(of_kind) for pipe, of_kind in zip(pipes, seconds, strict=True)]
         else:
             where, places = distinct(sizes, ("pp", "vpp"))
             named = strategy.layout
             chunks = (places["pp"] * places["vpp"]).astype(int).tolist()
             found = [named or even_layers(model.num_layers, num) for num in chunks]
-        return [found[i] for i in where]
+        return np.array([self._index(layers) for layers in found], dtype=np.int64)[where]
 
     def made(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Index of each structure's layout in the builder [S], and its deepest chunk's layers [S]."""
+        pipes = {name: sizes[name] for name in ("pp", "vpp")}
         if strategy.layout is LayoutRule.AUTO:
-            named: list[Layers | None] = [*self.layers(strategy, sizes)]
-            pipes = zip(sizes["pp"], sizes["vpp"], named, strict=True)
-            where = np.arange(len(sizes["pp"]))
-        else:
-            where, places = distinct(sizes, ("pp", "vpp"))
-            pipes = zip(places["pp"], places["vpp"], [None] * len(places["pp"]), strict=True)
-        made = [self.builder.layout(strategy.schedule, int(p), int(v), layers) for p, v, layers in pipes]
+            pipes["layers"] = self.layers(strategy, sizes)
+        where, places = distinct(pipes, tuple(pipes))
+        named = [self.known[i] for i in places["layers"]] if "layers" in places else [None] * len(places["pp"])
+        rows = zip(places["pp"], places["vpp"], named, strict=True)
+        made = [self.builder.layout(strategy.schedule, int(p), int(v), layers) for p, v, layers in rows]
         depths = [self.builder.depth(i) for i in made]
         return np.array(made, dtype=np.int64)[where], np.array(depths)[where]
 
@@ -81,10 +84,16 @@ class LayoutFinder:
         for value in earlier:
             other: dict[str, Any] = {"layout": value}
             strategy = replace(case.strategy, **other)
-            legal = check(Case(case.model, strategy, case.system, case.workload, case.sizes)) == 0
-            told = iter(self.layers(strategy, case.take(legal).sizes) if legal.any() else ())
-            repeats[at] |= [is_legal and next(told) == mine for is_legal, mine in zip(legal, own, strict=True)]
+            legal = np.flatnonzero(check(Case(case.model, strategy, case.system, case.workload, case.sizes)) == 0)
+            if len(legal):
+                repeats[at[legal]] |= self.layers(strategy, case.take(legal).sizes) == own[legal]
         return repeats
+
+    def _index(self, layers: Layers) -> int:
+        if layers not in self._places:
+            self._places[layers] = len(self.known)
+            self.known.append(layers)
+        return self._places[layers]
 
     def _priced(self, strategy: Strategy, sizes: dict[str, np.ndarray]) -> list[tuple[float, ...]]:
         """Seconds of one micro-batch on each block kind, for each combination of sizes."""
@@ -105,7 +114,8 @@ def with_space_layout(space: Space, system: SystemSpec, strategy: Strategy) -> S
         return strategy
     builder = TableBuilder(space.model, system, space.workload, strategy)
     sizes = {name: np.atleast_1d(np.asarray(size, dtype=np.float64)) for name, size in strategy.sizes().items()}
-    (layers,) = LayoutFinder(space, builder).layers(strategy, sizes)
+    finder = LayoutFinder(space, builder)
+    layers = finder.known[finder.layers(strategy, sizes)[0]]
     even = even_layers(space.model.num_layers, len(layers))
     return replace(strategy, layout=None if layers == even else layers)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.auto_layout import configured_layouts, layout_by_seconds
+from estimator.auto_layout import configured_layouts, pipeline_of
 from estimator.build import build
 from estimator.layout import even_layers
 from estimator.step import evaluate, with_layout
@@ -106,7 +106,7 @@ def test_seconds_alone_give_the_layout_of_an_unlimited_configuration_without_opt
     kinds = build(DEEPSEEK, SEQ).kinds
     seconds = tuple(float(1 + i) for i in range(len(kinds)))
     for schedule, pp, vpp in ((Schedule.ONE_F_ONE_B, 4, 1), (Schedule.DUALPIPE, 4, 1), (Schedule.INTERLEAVED, 2, 2)):
-        layers = layout_by_seconds(DEEPSEEK, kinds, schedule, pp, vpp, seconds)
+        layers = pipeline_of(DEEPSEEK, kinds, schedule, pp, vpp).layers(seconds)
         assert sum(layers) == DEEPSEEK.num_layers
         assert layers[-1] == 0  # head, MTP and its layer weigh more than the rest of a chunk
         assert layers != even_layers(8, 4)
