@@ -24,7 +24,7 @@ from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, second_set
 from estimator.model import ModelSpec
 from estimator.rules import Case
 from estimator.schedule import placement
-from estimator.span import CODES, DUALPIPE, in_flight_peak
+from estimator.span import CODES, DUALPIPE, in_flight_peak, owed_peak
 from estimator.strategy import RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
@@ -103,6 +103,7 @@ def configured_layouts(
         _read_only(net), np.array([net[Net.DP], net[Net.EDP]]), constants,
     )  # fmt: skip
     chunks = placement(strategy.schedule, pp, vpp)
+    flying = _flying(code, chunks, pp, vpp, m, overlap_ep)
     bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes
     shares = (zero >= 1, zero >= 2, zero >= 3)
     room = Room(
@@ -112,7 +113,8 @@ def configured_layouts(
         staged=int(bucketed),
         constants=constants,
         shared=_shared(model, kinds, base, shares, float(net[Net.DP]), constants.grad_bytes, constants.state_bytes),
-        flying=_flying(code, chunks, pp, vpp, m, overlap_ep),
+        flying=flying[0].copy(),
+        late=flying[1:].copy(),
     )
     found = [balance(costs, chunks, room, prefix_of(layers), thrifty=thrifty).layers for thrifty in (False, True)]
     if shape_of(chunks, 0) is Shape.PAIRS:
@@ -151,12 +153,17 @@ def _shared(
 
 
 def _flying(code: int, chunks: np.ndarray, pp: int, vpp: int, m: int, overlap_ep: int) -> np.ndarray:
-    """Micro-batches in flight on each chunk when its rank holds most; of DualPipe's two ranks both say the same."""
-    flying = np.zeros(chunks.shape)
-    in_flight_peak(code, pp, vpp, m, flying)
-    second_set(code == DUALPIPE, overlap_ep, flying)
-    out = np.zeros(pp * vpp)
-    np.maximum.at(out, chunks, flying)
+    """Micro-batches on each chunk [3, C]: in flight when its rank holds most; then `late` of memory.moving_bytes.
+
+    Of DualPipe's two ranks both say the same.
+    """
+    told = np.zeros((3, *chunks.shape))
+    in_flight_peak(code, pp, vpp, m, told[0])
+    owed_peak(code, pp, m, told[1:])
+    second_set(code == DUALPIPE, overlap_ep, told[0])
+    out = np.zeros((3, pp * vpp))
+    for row, mine in zip(out, told, strict=True):
+        np.maximum.at(row, chunks, mine)
     return out
 
 

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from estimator.compose import again_seconds, choose_columns, chunk_seconds, once_seconds, zero_traffic
+from estimator.compose import AGAIN, ONCE, again_seconds, choose_columns, chunk_seconds, once_seconds, zero_traffic
 from estimator.cost.table import Base
 from estimator.jit import njit
-from estimator.memory import chunk_bytes, static_bytes
+from estimator.memory import chunk_bytes, owed_bytes, static_bytes
 
 __all__ = [
     "DENSE",
@@ -27,6 +27,7 @@ __all__ = [
     "LAST",
     "LIVE",
     "NUM_BYTES",
+    "OWED",
     "SAVED",
     "WIDE",
     "ChunkCosts",
@@ -44,7 +45,8 @@ DENSE: Final = 2  # parameters, whose gradients fill buckets
 EXPERT: Final = 3
 SAVED: Final = 4  # activations that one micro-batch keeps
 LIVE: Final = 5  # widest working set
-NUM_BYTES: Final = 6
+OWED: Final = 6  # what one micro-batch keeps between its input gradients and its weight gradients
+NUM_BYTES: Final = 7
 
 B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 
@@ -101,17 +103,17 @@ def chunk_costs(
     pp, dp. `shards` [2]: ranks that share dense and expert weights. c: Constants.
     """
     num, kinds, slots = kind_of.size, base.shape[0], depths.size
-    f, b, w = np.empty(kinds), np.empty(kinds), np.empty(kinds)
-    r = np.empty((again.shape[0], kinds))
-    choose_columns(base, again, flags[0], flags[1], f, b, w, r)
+    cols, r = np.empty((ONCE, kinds)), np.empty((again.shape[0], kinds, AGAIN))
+    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(4)
+    choose_columns(base, again, flags[0], flags[1], cols, r)
     sent = hop if flags[2] == 0 else 0.0
     seconds = np.full((slots, num + 1, num + 1), np.inf)
     nbytes = np.zeros((slots, num + 1, num + 1, NUM_BYTES))
     floor = np.zeros(num + 1)
     for a in range(num):
-        floor[a + 1] = floor[a] + (f[kind_of[a]] + b[kind_of[a]] + w[kind_of[a]])
+        floor[a + 1] = floor[a] + cols[:3, kind_of[a]].sum()
     counts, first, held = np.zeros((1, kinds)), np.zeros((2, kinds)), np.zeros((1, kinds))
-    saved, live, line = np.empty(1), np.empty(1), np.zeros(4)
+    saved, live, owed, line = np.empty(1), np.empty(1), np.empty(1), np.zeros(4)
     for s in range(slots):
         sends = 1.0 if s < INNER else 2.0  # the ends have one neighbour
         for start in range(1 if s == FIRST else num + 1):
@@ -130,17 +132,18 @@ def chunk_costs(
                         first[1, k] += 1.0
                 if s == LAST and stop < num:
                     continue
-                once = once_seconds(counts, 0, f, b, w)
-                tr = again_seconds(counts, first, 0, depths[s], choice, r)
-                traffic = zero_traffic(counts, 0, base, net, c)
-                tf, tb, tw = chunk_seconds(once, tr, splits, zero, flags[3], traffic)
-                seconds[s, start, stop] = (tf + tb + tw) + sends * sent
+                once_seconds(counts, 0, cols, once)
+                again_seconds(counts, first, 0, depths[s], choice, r, repeated)
+                zero_traffic(counts, 0, base, net, c, traffic)
+                passes = chunk_seconds(once, repeated, splits, zero, flags[3], traffic)
+                seconds[s, start, stop] = (passes[0] + passes[1] + passes[2]) + sends * sent
                 chunk_bytes(counts, first, depths[s], again, choice, saved, live)
+                owed_bytes(counts, base, owed)
                 static_bytes(0, held, base, zero, shards[0], shards[1], c.grad_bytes, c.state_bytes, line)
                 x = nbytes[s, start, stop]
                 for k in range(kinds):
                     x[DENSE] += held[0, k] * base[k, B_DENSE]
                     x[EXPERT] += held[0, k] * base[k, B_EXPERT]
                 x[KEPT], x[WIDE] = line[0] + line[1] + line[2], line[3]
-                x[SAVED], x[LIVE] = saved[0], live[0]
+                x[SAVED], x[LIVE], x[OWED] = saved[0], live[0], owed[0]
     return ChunkCosts(slot, seconds, nbytes, floor)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from estimator.balance_costs import DENSE, EXPERT, KEPT, LIVE, SAVED, WIDE
+from estimator.balance_costs import DENSE, EXPERT, KEPT, LIVE, NUM_BYTES, OWED, SAVED, WIDE
 from estimator.batch import staging_bytes
 from estimator.compose import Constants
 from estimator.jit import njit
@@ -27,6 +27,8 @@ SECONDS: Final = 0
 BYTES: Final = 1
 SQUARES: Final = 2
 
+WAITING: Final = OWED  # of a rank's sums: what it keeps when most micro-batches wait for their weight gradients
+NUM_SUMS: Final = NUM_BYTES
 EQUAL: Final = 1e-12  # relative: sums of the same numbers in another order are equal
 
 
@@ -34,7 +36,8 @@ class Room(NamedTuple):
     """Memory of a rank: `limit` (infinite: not asked for), `fixed` bytes, `bucket` of gradients where `staged` is 1.
 
     `shared` [2]: what first and last chunk both count and a rank with both holds once: bytes kept, dense parameters.
-    `flying` [C]: micro-batches in flight on each chunk.
+    `flying` [C]: micro-batches in flight on each chunk; `late` [2, C]: those, and the ones that only wait for their
+    weight gradients, when most do.
     """
 
     limit: float
@@ -43,6 +46,7 @@ class Room(NamedTuple):
     staged: int
     shared: np.ndarray
     flying: np.ndarray
+    late: np.ndarray
     constants: Constants
 
 
@@ -53,19 +57,36 @@ def _least(c, num_chunks):
 
 
 @njit(cache=True)
-def _bytes_of(t, room, c, a, b, d, x, y):
+def _hold(t, room, c, a, b, sums):
+    """Add a chunk to what a rank holds: `sums` [NUM_SUMS], which begins at zero."""
+    x = t.nbytes[t.slot[c], a, b]
+    sums[KEPT] += x[KEPT]
+    sums[WIDE] = max(sums[WIDE], x[WIDE])
+    sums[DENSE] += x[DENSE]
+    sums[EXPERT] += x[EXPERT]
+    sums[LIVE] = max(sums[LIVE], x[LIVE])
+    sums[SAVED] += room.flying[c] * x[SAVED]
+    sums[WAITING] += room.late[0, c] * x[SAVED] + room.late[1, c] * x[OWED]
+
+
+@njit(cache=True)
+def _held(room, sums):
+    """Bytes of a rank from its sums, in the terms of memory.py and batch.py."""
+    staged = staging_bytes(room.bucket, sums[DENSE], sums[EXPERT], room.staged, 0, room.constants)
+    return sums[KEPT] + sums[WIDE] + staged + max(sums[SAVED], sums[WAITING]) + sums[LIVE] + room.fixed
+
+
+@njit(cache=True)
+def _bytes_of(t, room, c, a, b, d, x, y, sums):
     """Bytes of a rank with layers a .. b - 1 on chunk c and, where d >= 0, x .. y - 1 on chunk d."""
-    one = t.nbytes[t.slot[c], a, b]
-    kept, wide, dense, expert = one[KEPT], one[WIDE], one[DENSE], one[EXPERT]
-    saved, live = room.flying[c] * one[SAVED], one[LIVE]
+    sums[:] = 0.0
+    _hold(t, room, c, a, b, sums)
     if d >= 0:
-        two = t.nbytes[t.slot[d], x, y]
-        kept, wide, dense, expert = kept + two[KEPT], max(wide, two[WIDE]), dense + two[DENSE], expert + two[EXPERT]
-        saved, live = saved + room.flying[d] * two[SAVED], max(live, two[LIVE])
+        _hold(t, room, d, x, y, sums)
         if c == 0:
-            kept, dense = kept - room.shared[0], dense - room.shared[1]
-    staged = staging_bytes(room.bucket, dense, expert, room.staged, 0, room.constants)
-    return kept + wide + staged + saved + live + room.fixed
+            sums[KEPT] -= room.shared[0]
+            sums[DENSE] -= room.shared[1]
+    return _held(room, sums)
 
 
 @njit(cache=True)
@@ -82,7 +103,7 @@ def one_each(t, room, goal, cut, layers):
     """
     num, chunks = t.floor.size - 1, t.slot.size
     value, following = np.full(num + 1, np.inf), np.empty(num + 1)
-    start = np.zeros((chunks, num + 1), np.int64)
+    start, sums = np.zeros((chunks, num + 1), np.int64), np.zeros(NUM_SUMS)
     value[0] = 0.0
     for c in range(chunks):
         following[:] = np.inf
@@ -97,7 +118,7 @@ def one_each(t, room, goal, cut, layers):
                     break
                 squares = load * load
                 if room.limit < np.inf:
-                    nbytes = _bytes_of(t, room, c, a, b, -1, 0, 0)
+                    nbytes = _bytes_of(t, room, c, a, b, -1, 0, 0, sums)
                     if nbytes > room.limit:
                         break
                     load = nbytes if goal == BYTES else load
@@ -123,7 +144,7 @@ def pairs(t, room, goal, cut, layers):
     num, chunks = t.floor.size - 1, t.slot.size
     levels = chunks // 2
     value, following = np.full((num + 1, num + 1), np.inf), np.empty((num + 1, num + 1))
-    taken = np.zeros((levels, num + 1, num + 1, 2), np.int16)
+    taken, sums = np.zeros((levels, num + 1, num + 1, 2), np.int16), np.zeros(NUM_SUMS)
     value[0, num] = 0.0
     for k in range(levels):
         following[:] = np.inf
@@ -146,7 +167,7 @@ def pairs(t, room, goal, cut, layers):
                         if load > cut:
                             break
                         if room.limit < np.inf:
-                            nbytes = _bytes_of(t, room, c, i, i + x, d, j - y, j)
+                            nbytes = _bytes_of(t, room, c, i, i + x, d, j - y, j, sums)
                             if nbytes > room.limit:
                                 break
                             load = nbytes if goal == BYTES else load
@@ -171,16 +192,14 @@ def pairs(t, room, goal, cut, layers):
 @njit(cache=True)
 def rank_bytes(t, room, chunks, layers):
     """Bytes of a rank that runs `chunks` [local] of a layout [C]."""
-    kept, wide, dense, expert, saved, live = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    sums = np.zeros(NUM_SUMS)
     for c in chunks:
         a = layers[:c].sum()
-        x = t.nbytes[t.slot[c], a, a + layers[c]]
-        kept, wide, dense, expert = kept + x[KEPT], max(wide, x[WIDE]), dense + x[DENSE], expert + x[EXPERT]
-        saved, live = saved + room.flying[c] * x[SAVED], max(live, x[LIVE])
+        _hold(t, room, c, a, a + layers[c], sums)
     if chunks.min() == 0 and chunks.max() == t.slot.size - 1:
-        kept, dense = kept - room.shared[0], dense - room.shared[1]
-    staged = staging_bytes(room.bucket, dense, expert, room.staged, 0, room.constants)
-    return kept + wide + staged + saved + live + room.fixed
+        sums[KEPT] -= room.shared[0]
+        sums[DENSE] -= room.shared[1]
+    return _held(room, sums)
 
 
 @njit(cache=True)
@@ -192,10 +211,10 @@ def round_robin(t, room, p, prefix, goal, layers):
     """
     num, chunks = t.floor.size - 1, t.slot.size
     trial, start, load = np.empty(chunks, np.int64), np.empty(chunks, np.int64), np.empty(p)
-    best, best_squares = np.inf, np.inf
+    best, best_squares, sums = np.inf, np.inf, np.zeros(NUM_SUMS)
     for mask in range(1 << prefix):
         left, grows = _spread_prefix(mask, prefix, num, trial, start)
-        if left < 0 or not _fill(t, room, p, goal, left, grows, num, trial, start, load):
+        if left < 0 or not _fill(t, room, p, goal, left, grows, num, trial, start, load, sums):
             continue
         most, squares = load.max(), 0.0
         for c in range(chunks):
@@ -238,30 +257,28 @@ def _chunk_seconds(t, c, start, trial, num, more):
 
 
 @njit(cache=True)
-def _rank_load(t, room, p, rank, goal, start, trial, num):
-    """Seconds, or bytes, of a rank as it is."""
-    seconds, kept, wide, dense, expert, saved, live = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+def _rank_load(t, room, p, rank, goal, start, trial, num, sums):
+    """Seconds, or bytes, of a rank as it is, and whether it keeps within its room."""
+    seconds = 0.0
+    sums[:] = 0.0
     for c in range(rank, trial.size, p):
         a = num - trial[c] if c == trial.size - 1 else start[c]
         seconds += t.seconds[t.slot[c], a, a + trial[c]]
         if room.limit < np.inf:
-            x = t.nbytes[t.slot[c], a, a + trial[c]]
-            kept, wide, dense, expert = kept + x[KEPT], max(wide, x[WIDE]), dense + x[DENSE], expert + x[EXPERT]
-            saved, live = saved + room.flying[c] * x[SAVED], max(live, x[LIVE])
-    staged = staging_bytes(room.bucket, dense, expert, room.staged, 0, room.constants)
-    nbytes = kept + wide + staged + saved + live + room.fixed
+            _hold(t, room, c, a, a + trial[c], sums)
+    nbytes = _held(room, sums) if room.limit < np.inf else 0.0
     return (nbytes if goal == BYTES else seconds), nbytes <= room.limit
 
 
 @njit(cache=True)
-def _fill(t, room, p, goal, left, grows, num, trial, start, load):
+def _fill(t, room, p, goal, left, grows, num, trial, start, load, sums):
     """Give away the layers that are left; whether every rank keeps within its room."""
     grown, into = np.empty(p), np.empty(p, np.int64)
     for rank in range(p):
-        load[rank], fits = _rank_load(t, room, p, rank, goal, start, trial, num)
+        load[rank], fits = _rank_load(t, room, p, rank, goal, start, trial, num, sums)
         if not fits:
             return False
-        _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into)
+        _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into, sums)
     for _ in range(left):
         rank = 0
         for other in range(1, p):
@@ -271,12 +288,12 @@ def _fill(t, room, p, goal, left, grows, num, trial, start, load):
             return False
         load[rank] = grown[rank]
         trial[into[rank]] += 1
-        _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into)
+        _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into, sums)
     return True
 
 
 @njit(cache=True)
-def _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into):
+def _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into, sums):
     """What a rank would have with one layer more, and on which of its chunks; infinite where it has no room."""
     least, at = np.inf, -1
     for c in range(rank, trial.size, p):
@@ -287,7 +304,7 @@ def _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into):
     grown[rank], into[rank] = np.inf, at
     if at >= 0:
         trial[at] += 1
-        with_one, fits = _rank_load(t, room, p, rank, goal, start, trial, num)
+        with_one, fits = _rank_load(t, room, p, rank, goal, start, trial, num, sums)
         trial[at] -= 1
         if fits:
             grown[rank] = with_one

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator.balance import Shape, balance, prefix_of, rank_loads, shape_of, unlimited
-from estimator.balance_costs import DENSE, EXPERT, KEPT, LIVE, NUM_BYTES, SAVED, WIDE, linear_costs
+from estimator.balance_costs import DENSE, EXPERT, KEPT, LIVE, NUM_BYTES, OWED, SAVED, WIDE, linear_costs
 from estimator.balance_walk import Room
 from estimator.layout import even_layers
 from estimator.schedule import placement
@@ -47,7 +47,7 @@ def with_bytes(costs, kept, saved, live, ends):
             extra = ends[slot] if slot < 2 else 0.0
             x = nbytes[slot, a, b]
             x[KEPT], x[DENSE], x[EXPERT] = sum(kept[a:b]) + extra, sum(kept[a:b]) / 2 + extra, sum(saved[a:b]) / 3
-            x[SAVED] = sum(saved[a:b]) + extra / 2
+            x[SAVED], x[OWED] = sum(saved[a:b]) + extra / 2, sum(kept[a:b]) / 5 + extra
             x[LIVE] = max([extra, *live[a:b]])
             x[WIDE] = max([extra, *kept[a:b]]) / 4
     return costs._replace(nbytes=nbytes)
@@ -70,7 +70,8 @@ def bytes_of(costs, chunks, room, layers):
     both = ((chunks == 0).any(axis=1) & (chunks == chunks.max()).any(axis=1)).astype(float)
     dense, expert = x[..., DENSE].sum(axis=-1) - both * room.shared[1], x[..., EXPERT].sum(axis=-1)
     staged = 2 * np.minimum(room.bucket, 2 * (dense + expert))
-    flying = (room.flying[chunks] * x[..., SAVED]).sum(axis=-1) + x[..., LIVE].max(axis=-1)
+    late = (room.late[0][chunks] * x[..., SAVED] + room.late[1][chunks] * x[..., OWED]).sum(axis=-1)
+    flying = np.maximum((room.flying[chunks] * x[..., SAVED]).sum(axis=-1), late) + x[..., LIVE].max(axis=-1)
     kept = x[..., KEPT].sum(axis=-1) - both * room.shared[0]
     return kept + x[..., WIDE].max(axis=-1) + staged + flying + room.fixed
 
@@ -88,7 +89,8 @@ def problems(draw, chunks):
     flying = np.array(draw(st.lists(st.integers(1, 6), min_size=num_chunks, max_size=num_chunks)), dtype=float)
     bucket = draw(st.sampled_from([0.0, 3.0, 1e9]))
     shared = np.array([min(head, tail) / 2, min(head, tail) / 3])
-    return costs, Room(np.inf, 2.5, bucket, 1, shared, flying, CONSTANTS)
+    late = np.array([flying // 2, draw(st.sampled_from([0, 1, 5])) * flying])
+    return costs, Room(np.inf, 2.5, bucket, 1, shared, flying, late, CONSTANTS)
 
 
 def best_of(costs, chunks, room, limit):
@@ -164,7 +166,7 @@ def test_alternating_layers_are_balanced_by_chunk_and_say_so():
     assert found.shape is Shape.BY_CHUNK
     busiest = of_chunks(costs.seconds, costs, compositions(12, 4)).max(axis=1).min()
     assert of_chunks(costs.seconds, costs, np.array(found.layers)).max() == busiest
-    room = Room(40.0, 0.0, 0.0, 1, np.zeros(2), np.array([4.0, 3.0, 2.0, 1.0]), CONSTANTS)
+    room = Room(40.0, 0.0, 0.0, 1, np.zeros(2), np.array([4.0, 3.0, 2.0, 1.0]), np.zeros((2, 4)), CONSTANTS)
     limited = balance(costs, chunks, room, prefix_of([0, 1] * 6))
     assert limited.fits
     assert limited.nbytes == pytest.approx(bytes_of(costs, chunks, room, np.array(limited.layers)).max())
