@@ -155,7 +155,7 @@ def _read_layout(document: Document, key: Key, value: Plain) -> object:
         return None
     if value == LayoutRule.AUTO.value:
         return LayoutRule.AUTO
-    if isinstance(value, str):
+    if isinstance(value, str) and (value.startswith("E") or "|" in value):
         try:
             return layers_of(value)[0]
         except ValueError as error:

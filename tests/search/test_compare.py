@@ -77,7 +77,7 @@ def test_the_same_twice_has_no_difference(search, small_run):
         ("Et*4|(t*4|)*14t*2mL", "16 chunks with 62 layers in all"),
         ("Et*4|(t*4|*14tmL", "brackets of a pipeline layout must match"),
         ("Et*4|(t*4|)*14tL", "must hold the model's MTP layers (m) 1 times"),
-        ("evn", "is written with E t m L"),
+        ("evn", "must be a word, a string of Megatron or layers per chunk; got 'evn'"),
         ("{}", "must be a word, a string of Megatron or layers per chunk"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import spaces
 from estimator.model_io import load_model
-from estimator.strategy import Chunks, ContextParallel, Fusion, Module, Recompute, Schedule, Strategy
+from estimator.strategy import Chunks, ContextParallel, Fusion, LayoutRule, Module, Recompute, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.catalog import cluster
 from search.axes import AXES, OPEN, axis_values
@@ -98,6 +98,32 @@ def test_layers_by_chunk_are_a_list_and_several_a_list_of_lists():
     assert axis("[2, 0, 1]", "recompute_per_chunk") == ((2, 0, 1),)
     assert axis("[[2, 0], null, [1, 1]]", "recompute_per_chunk") == ((2, 0), None, (1, 1))
     assert axis("null", "recompute_per_chunk") == (None,)
+
+
+def test_layouts_are_words_numbers_or_strings_of_megatron_and_several_a_list_of_them():
+    assert axis("auto", "layout") == (LayoutRule.AUTO,)
+    assert axis("even", "layout") == (None,)
+    assert axis("Et*9|(t*8|)*2t*7L", "layout") == ((9, 8, 8, 7),)
+    told = axis("[even, auto, [9, 8, 8, 7], null, 'Et*9|(t*8|)*2t*7L', Et*16|t*16L]", "layout")
+    assert told == (None, LayoutRule.AUTO, (9, 8, 8, 7), (16, 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Et*8|(t*8|*2t*8L", "brackets of a pipeline layout must match"),
+        ("[even, Et*8|t*8]", "strategy.layout.1: a pipeline layout must start with E and end with m and L"),
+        ("ato", "must be a word, a string of Megatron or layers per chunk; got 'ato'"),
+        ("Exx|tL", "is written with E t m L | * ( ) and numbers"),
+        ("[]", "must be a word, a string of Megatron or layers per chunk"),
+        ("true", "must be a word, a string of Megatron or layers per chunk"),
+        ("[8, auto]", "strategy.layout.0: must be a word"),
+        ("[8, 1.5]", "strategy.layout.1: must be a whole number"),
+        ("Et*16|t*16mL", "must hold the model's MTP layers (m) 0 times"),
+    ],
+)
+def test_a_layout_that_says_nothing_is_refused_at_its_key(text, message):
+    assert message in refusal(f"{HEAD}strategy: {{layout: {text}}}\n")
 
 
 def test_pieces_are_one_number_or_one_for_each_place():
@@ -201,7 +227,7 @@ def test_a_resolved_space_loads_back_to_an_equal_one(name):
 
 RICH = f"""{HEAD}
 strategy:
-  layout: [8, 8, 8, 8]
+  layout: [auto, null, [8, 8, 8, 8], "Et*9|(t*8|)*2t*7L"]
   fusion: [[], [fused_loss, flash_attention]]
   recompute: [none, [layernorm, mlp], block]
   recompute_per_chunk: [null, [2, 0, 0, 1]]
@@ -243,7 +269,7 @@ def test_any_one_point_survives_resolving(data):
         "fusion": st.frozensets(st.sampled_from(list(Fusion))), "overlap_ep": st.integers(0, 1),
         "tp_chunks": st.builds(Chunks, mlp_in=st.integers(1, 9)), "expert_bucket_bytes": st.none() | st.integers(0, 9),
         "recompute_per_chunk": st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
-        "layout": st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
+        "layout": st.sampled_from([None, LayoutRule.AUTO, (4, 0, 9), (32,)]),
     }  # fmt: skip
     space = parse_space(HEAD, "x.yaml")
     axes = {name: (data.draw(values[name]),) if name in values else old for name, old in space.axes.items()}
@@ -342,7 +368,7 @@ MISTAKES = [
     ("strategy: {recompute: true}", "must be a kind or module names; got True"),
     ("strategy: {fusion: 3}", "must be a list of names; got 3"),
     ("strategy: {layout: [4, -1]}", "strategy.layout.1: must be at least 0"),
-    ("strategy: {layout: 4}", "must be null or layers per chunk; got 4"),
+    ("strategy: {layout: 4}", "must be a word, a string of Megatron or layers per chunk; got 4"),
     ("strategy: {recompute_per_chunk: 2}", "must be null or recomputed layers per chunk; got 2"),
     ("strategy: {recompute_per_chunk: [2, -1]}", "strategy.recompute_per_chunk.1: must be at least 0"),
     ("strategy: {tp_chunks: 0}", "strategy.tp_chunks: must be at least 1 and at most 1024; got 0"),
@@ -350,7 +376,10 @@ MISTAKES = [
     ("strategy: {tp_chunks: [2, {mlp_in: 0}]}", "strategy.tp_chunks.1.mlp_in: must be at least 1"),
     ("strategy: {expert_bucket_bytes: -1}", "strategy.expert_bucket_bytes: must be at least 0"),
     ("strategy: {tp_chunks: [4, search]}", "strategy.tp_chunks.1: must be a whole number; got 'search'"),
-    ("reference: {a: {layout: search}}", "reference.a.layout: must be null or layers per chunk; got 'search'"),
+    (
+        "reference: {a: {layout: search}}",
+        "reference.a.layout: must be a word, a string of Megatron or layers per chunk; got 'search'",
+    ),
     ("strategy: 3", "x.yaml:5: strategy: must be a mapping; got 3"),
     ("objectives: [step_time]", "did you mean 'step_time_s'"),
     ("objectives: []", "must name 1 to 4 columns; got []"),
