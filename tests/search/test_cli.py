@@ -307,7 +307,7 @@ def test_show_puts_the_best_of_each_objective_first(search, small_run):
 def test_show_as_json_has_the_agreed_keys(search, small_run):
     data = json.loads(search("show", "latest", "--json").out)
     assert data.keys() == {"run", "rows", "reference", "replays"}
-    columns = {field.name for field in FRONT_FIELDS} - {*STRATEGY_NAMES} | {"strategy"}
+    columns = {field.name for field in FRONT_FIELDS} - {*STRATEGY_NAMES} | {"strategy", "megatron_layout"}
     for row in [*data["rows"], *data["reference"]]:
         assert row.keys() == columns
         assert row["strategy"].keys() == STRATEGY_KEYS
