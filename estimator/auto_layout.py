@@ -45,7 +45,7 @@ class Pipeline:
         self.num_chunks = pp * vpp
         self.kinds, self.ends = _kinds_of_layers(model, kinds), _ends(model, kinds)[0]
         self.chunks, self.prefix = placement(schedule, pp, vpp), prefix_of(self.kinds.tolist())
-        self.starts = np.cumsum((0, *even_layers(model.num_layers, self.num_chunks)[:-1]))
+        self.bounds = np.cumsum((0, *even_layers(model.num_layers, self.num_chunks)))
         self._known: dict[tuple[float, ...], tuple[int, ...]] = {}
 
     def layers(self, seconds: tuple[float, ...]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Pipeline:
     def _balanced(self, of_kind: np.ndarray) -> tuple[int, ...]:
         first, last = (self.ends @ of_kind).tolist()
         of_layer = of_kind[self.kinds]
-        even = np.add.reduceat(of_layer, self.starts)
+        even = np.diff(np.append(0.0, np.cumsum(of_layer))[self.bounds])
         even[0], even[-1] = even[0] + first, even[-1] + last
         cut = float(even[self.chunks].sum(axis=1).max()) * (1.0 + SHADE)
         costs = linear_costs(of_layer, first, last, self.num_chunks, cut)

@@ -95,7 +95,7 @@ def shape_of(chunks: np.ndarray, prefix: int) -> Shape:
 def balance(
     costs: ChunkCosts, chunks: np.ndarray, room: Room, prefix: int = 0, *, thrifty: bool = False
 ) -> Balanced:  # fmt: skip
-    """The best layout of L layers on the chunks of a placement [p, local]; L >= C.
+    """The best layout of L layers on the chunks of a placement [p, local]; C <= L + 2.
 
     `thrifty`: of those whose busiest rank is equally busy, one whose fullest rank is least full, then chunks most alike
     (not round-robin, where memory is that of chunks as even as they go).

@@ -212,6 +212,12 @@ def test_a_cut_that_the_even_layout_gives_loses_nothing():
             assert balance(short, chunks, unlimited(num_chunks)) == balance(whole, chunks, unlimited(num_chunks)), name
 
 
+def test_one_layer_less_than_chunks_leaves_an_end_empty():
+    costs = linear_costs(np.ones(6), 0.5, 2.0, 8, np.inf)
+    for chunks in (placement(Schedule.ONE_F_ONE_B, 8), V_SHAPE, placement(Schedule.INTERLEAVED, 4, 2)):
+        assert balance(costs, chunks, unlimited(8)).layers == (0, 1, 1, 1, 1, 1, 1, 0)
+
+
 def test_shapes_are_read_off_the_placement():
     assert shape_of(placement(Schedule.ONE_F_ONE_B, 4), 0) is Shape.ONE_EACH
     assert shape_of(placement(Schedule.DUALPIPE, 4), 0) is Shape.PAIRS

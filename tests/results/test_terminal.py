@@ -100,7 +100,7 @@ def test_settings_name_what_has_an_effect_and_nothing_else(make_front):
     )
     for phrase in (
         "vpp 2",
-        "layout 3+4",
+        "layout 3, 4",
         "sequence parallel",
         "context by ring",
         "overlap dp+ep",
