@@ -158,6 +158,8 @@ class _Walk:
     def within(self, even: np.ndarray, limit: float) -> np.ndarray:
         """The fastest that fits; where none does, the fastest of those that take least on the worst rank."""
         even_seconds, even_bytes = self.loads(even)
+        if self.shape is Shape.ROUND_ROBIN:
+            return self._round_robin_within(even, even_bytes, limit)
         if even_bytes <= limit and self.shape is not Shape.BY_CHUNK:
             return self.fastest(even_seconds, limit)
         least, smallest = self.walk(BYTES, np.inf, ANY_BYTES if self.shape is Shape.BY_CHUNK else even_bytes)
@@ -165,6 +167,14 @@ class _Walk:
         if self.shape is Shape.BY_CHUNK:  # shares of chunks are a stricter limit than the rank's own
             return smallest if self.walk(SECONDS, np.inf, limit)[0] == np.inf else self.fastest(np.inf, limit)
         return self.fastest(self.loads(smallest)[0], max(limit, least))
+
+    def _round_robin_within(self, even: np.ndarray, even_bytes: float, limit: float) -> np.ndarray:
+        """The same, where the even layout may fit though no layout with chunks as even as they go does."""
+        least, layers = self.walk(SECONDS, np.inf, limit)
+        if np.isfinite(least):
+            return layers
+        _, smallest = self.walk(BYTES, np.inf, ANY_BYTES)
+        return smallest if limit < even_bytes and self.loads(smallest)[1] < even_bytes else even
 
     def walk(self, goal: int, cut: float, limit: float) -> tuple[float, np.ndarray]:
         """Value and layers [C] of the best; the value is infinite where there is none."""
