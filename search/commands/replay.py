@@ -101,6 +101,7 @@ def _replay_point(args: argparse.Namespace) -> int:
     parts = split_run(args.config)
     point = read_point(args.config, args.reference, args.overrides)
     try:
+        point = point.settled()
         result = point.evaluate()
     except ValueError as error:
         raise ValueError(f"{args.config}: {error}") from error

@@ -25,7 +25,20 @@ from tests.search.conftest import SMALL
 from tests.search.measured_rows import cells, write
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("launch", "resume", "runs", "show", "plan", "estimate", "compare", "why", "validate", "catalog", "bench", "replay")
+COMMANDS = (
+    "launch",
+    "resume",
+    "runs",
+    "show",
+    "plan",
+    "estimate",
+    "compare",
+    "why",
+    "validate",
+    "catalog",
+    "bench",
+    "replay",
+)
 LIGHT = {"numpy", "yaml", "ray", "numba", "pyarrow", "optuna", "moocore", "rich", "torch", "matplotlib"}
 PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")
 TOO_LARGE = (
