@@ -12,6 +12,7 @@ from estimator.compose import (
     AGAIN,
     ONCE,
     PASSES,
+    TRAFFIC,
     Net,
     Tables,
     again_seconds,
@@ -173,7 +174,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
     """
     kinds = t.base.shape[1]
     cols, r = np.empty((ONCE, kinds)), np.empty((t.again.shape[1], kinds, AGAIN))
-    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(4)
+    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(TRAFFIC)
     for i in range(out.shape[0]):
         p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
         place = place_of(t, rows.layout[i], p)

@@ -19,7 +19,7 @@ from estimator.lanes import larger, load, put, splat
 from estimator.span import INTERLEAVED, pipeline_spans
 
 __all__ = [
-    "AGAIN", "ONCE", "PASSES", "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms",
+    "AGAIN", "ONCE", "PASSES", "TRAFFIC", "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms",
     "choose_columns", "chunk_seconds", "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind",
     "once_seconds", "pair_hop", "place_of", "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
 ]  # fmt: skip
@@ -91,6 +91,8 @@ ONCE: Final = 7
 take longer alone; seconds of their expert traffic on the outermost tier."""
 AGAIN: Final = 3
 """What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier."""
+TRAFFIC: Final = 5
+"""What ZeRO moves for it: see `zero_traffic`."""
 PASSES: Final = 5
 """Rows of seconds by class or chunk: forward, input gradient, weight gradient, the first two alone."""
 
@@ -129,10 +131,10 @@ def choose_columns(base, again_all, tp, ep, cols, r):
 
 @njit(cache=True)
 def zero_traffic(counts, j, base, net, c, out):
-    """What ZeRO moves for chunk j and one micro-batch: fills `out` [4].
+    """What ZeRO moves for chunk j and one micro-batch: fills `out` [TRAFFIC].
 
-    Seconds to gather its weights once and to reduce-scatter its gradients once, block by block, then for how much of
-    these the outermost tier is busy.
+    Seconds to gather its weights once and to reduce-scatter its gradients once, block by block; for how much of these
+    the outermost tier is busy; the number of blocks.
     """
     dense = 0.0
     expert = 0.0
@@ -145,7 +147,7 @@ def zero_traffic(counts, j, base, net, c, out):
     outer = dense * net[N_DP_BYTE] * net[N_DP_OUTER] + expert * net[N_EDP_BYTE] * net[N_EDP_OUTER]
     latency = blocks * (net[N_DP_LAT] + net[N_EDP_LAT])
     out[0], out[1] = wire * c.gather_bytes + latency, wire * c.grad_bytes + latency
-    out[2], out[3] = outer * c.gather_bytes, outer * c.grad_bytes
+    out[2], out[3], out[4] = outer * c.gather_bytes, outer * c.grad_bytes, blocks
 
 
 @njit(cache=True)
@@ -188,11 +190,12 @@ def again_seconds(counts, first, j, layers, choice, r, out):
 def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
     """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
-    `once` [ONCE], `again` [AGAIN], `traffic` [4]: of the functions above. A pass runs *alone* where no pass of another
-    micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for
+    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above. A pass runs *alone* where no pass of
+    another micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for
     every micro-batch; while these and other traffic of `once` are both on the outermost tier, each gets half of it,
-    which holds the micro-batch up: a share of its time equal to the product of theirs. Schedules that do not split
-    backward get W inside B.
+    which holds the micro-batch up: a share of its time equal to the product of theirs. Where ZeRO's traffic is all that
+    a micro-batch waits for, it also waits while the first block runs backward: the next block's weights are there, and
+    there are no gradients yet. Schedules that do not split backward get W inside B.
     """
     tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     tb += tr
@@ -200,16 +203,16 @@ def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
         tb += tw
         tw = 0.0
     if zero >= 2:
-        gather, scatter = traffic[0], traffic[1]
-        back = scatter + gather if zero >= 3 else scatter
+        gather, scatter = traffic[0] if zero >= 3 else 0.0, traffic[1]
+        back = scatter + gather
         if overlap_dp:
+            stall = max(tb - gather, 0.0) / max(traffic[4], 1.0)
             tb = beside(tb, back)
-            if zero >= 3:
-                tf = beside(tf, gather)
+            tf = beside(tf, gather)
+            tb += max(gather + back + stall - (tf + tb), 0.0)
         else:
             tb += back
-            if zero >= 3:
-                tf += gather
+            tf += gather
         if overlap_dp:
             ep = once[5] + once[6] + again[2]
             dp = traffic[3] + (2.0 * traffic[2] if zero >= 3 else 0.0)

@@ -14,6 +14,7 @@ from estimator.batch import fixed_bytes, splits_backward
 from estimator.compose import (
     AGAIN,
     ONCE,
+    TRAFFIC,
     Net,
     Tables,
     again_seconds,
@@ -81,7 +82,7 @@ def least_seconds(t, part, i, place, options, cols, r, out):
         choose_columns(base, again, q >> 1, q & 1, cols[q], r[q])
     cheapest(part.flags[i], cols, r)
     splits = splits_backward(part.schedule[i])
-    once, repeated, nothing = np.empty(ONCE), np.empty(AGAIN), np.zeros(4)
+    once, repeated, nothing = np.empty(ONCE), np.empty(AGAIN), np.zeros(TRAFFIC)
     for j in range(place.counts.shape[0]):
         once_seconds(place.counts, j, cols[CHEAPEST], once)
         again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)

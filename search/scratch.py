@@ -17,6 +17,7 @@ from estimator.compose import (
     AGAIN,
     ONCE,
     PASSES,
+    TRAFFIC,
     Net,
     again_seconds,
     bucketed_terms,
@@ -53,7 +54,7 @@ class Scratch(NamedTuple):
 
     Per pair of TP and EP flags and CHEAPEST: columns of block kinds `cols` [5, ONCE, K] and of recompute `r`
     [5, choices, K, AGAIN]; of classes of chunks `once` [5, Q, ONCE], `again` [5, recomputes, Q, AGAIN]; `traffic`
-    [Q, 4] of ZeRO.
+    [Q, TRAFFIC] of ZeRO.
 
     Per recompute: `moving`, `total` [recomputes, p], `memory` [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage;
     bare, then per bucket; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
@@ -121,7 +122,7 @@ def new_scratch(t, options):
     cols, r = seconds_scratch(t.again.shape[1], kinds)
     witness = np.full((2, WIDTH), np.inf)
     return Scratch(
-        cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, 4)),
+        cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, TRAFFIC)),
         np.empty((num, ranks)), np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
         np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num),
         np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),

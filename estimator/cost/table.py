@@ -139,6 +139,7 @@ class _Pricer:
         for first, phase in ((Base.F_COMP, Phase.FORWARD), (Base.B_COMP, Phase.BACKWARD)):
             out |= {Base(first + i): value for i, value in enumerate(phases[phase].seconds())}
         out[Base.W_COMP], out[Base.W_HOST] = phases[Phase.WEIGHT_GRAD].seconds()[:2]
+        out |= self._paired(phases)
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights
@@ -150,6 +151,17 @@ class _Pricer:
         out[Base.F_WIRE], out[Base.B_WIRE] = phases[Phase.FORWARD].wire(), phases[Phase.BACKWARD].wire()
         out[Base.OWED_BYTES] = self.owed_bytes(block)
         return out
+
+    def _paired(self, phases: dict[Phase, _PhaseSeconds]) -> dict[Base, Array]:
+        """Expert traffic beside the passes of another micro-batch: its forward and backward hide behind one of each."""
+        forward, backward = phases[Phase.FORWARD], phases[Phase.BACKWARD]
+        ahead, back = forward.expert_traffic(), backward.expert_traffic()
+        window = forward.compute + backward.compute + phases[Phase.WEIGHT_GRAD].compute
+        added = beside(window, ahead + back) / larger(ahead + back, LEAST_S)
+        return {
+            Base.F_EP1: ahead * added + forward.traffic.get((Group.ETP, False), 0.0),
+            Base.B_EP1: back * added + backward.traffic.get((Group.ETP, False), 0.0),
+        }
 
     def again(self, block: Block, priced: dict[str, _Priced], kept_all: Array, transient: Array) -> dict[Again, Array]:
         """Columns of one recompute choice; an op that runs again costs what its first run did."""
@@ -296,7 +308,6 @@ class _PhaseSeconds:
     def __init__(self, tp: Array, cp: Array, launch_s: float) -> None:
         self.tp, self.cp, self.launch_s = tp, cp, launch_s
         self.compute: Array = 0.0
-        self.gemm: Array = 0.0  # GEMMs beside tensor-parallel collectives
         self.gemms: dict[str, tuple[Array, Array]] = {}  # their seconds, whole and cut
         self.fused: dict[tuple[str, ...], tuple[Array, Array]] = {}  # traffic of their collectives: exposed, hidden
         self.attention: Array = 0.0
@@ -312,7 +323,6 @@ class _PhaseSeconds:
         self.num_kernels += 1
         self.by_source[source] = self.by_source.get(source, 0.0) + seconds
         if op.kind is OpKind.MATMUL and is_tensor_parallel(op.dims):
-            self.gemm = self.gemm + seconds
             self.gemms[op.name] = (seconds, cut_s)
         if op.kind in CORE_KINDS:
             self.attention = self.attention + seconds
@@ -337,6 +347,10 @@ class _PhaseSeconds:
             total = total + added_seconds(whole, cut, exposed, hidden) * (self.tp > 1)
         return total
 
+    def expert_traffic(self) -> Array:
+        """All-to-all seconds that a pass of another micro-batch can hide."""
+        return self.traffic.get((Group.EP, True), 0.0)
+
     def exposed_cp(self) -> Array:
         """A ring pass hides under the attention of the blocks at hand: all but the first of cp steps."""
         ring = larger(self.traffic.get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
@@ -353,13 +367,12 @@ class _PhaseSeconds:
     def seconds(self) -> tuple[Array, ...]:
         """Exposed seconds by cause, in the order of Base.F_COMP to F_EP1.
 
-        TP traffic hides under the GEMMs that it is fused with, EP traffic under the rest: disjoint windows.
+        TP traffic hides under the GEMMs that it is fused with, EP traffic under all that a pass of another micro-batch
+        computes: here of the same phase.
         """
         get = self.traffic.get
-        tp, ep = get((Group.TP, True), 0.0), get((Group.EP, True), 0.0)
+        tp, ep = get((Group.TP, True), 0.0), self.expert_traffic()
         tp_fixed, ep_fixed = get((Group.TP, False), 0.0), get((Group.ETP, False), 0.0)
-        window = self.gemm * (self.tp > 1)
-        rest = self.compute - window
         # The device waits for the host where launches take longer than the kernels they start.
         host = larger(self.num_kernels * self.launch_s - self.compute, 0.0)
         return (
@@ -369,5 +382,5 @@ class _PhaseSeconds:
             tp + tp_fixed,
             self.fused_seconds() + tp_fixed,
             ep + ep_fixed,
-            beside(rest, ep) + ep_fixed,
+            beside(self.compute, ep) + ep_fixed,
         )
