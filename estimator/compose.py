@@ -191,11 +191,11 @@ def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
     """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
     `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above. A pass runs *alone* where no pass of
-    another micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and backward) for
-    every micro-batch; while these and other traffic of `once` are both on the outermost tier, each gets half of it,
-    which holds the micro-batch up: a share of its time equal to the product of theirs. Where ZeRO's traffic is all that
-    a micro-batch waits for, it also waits while the first block runs backward: the next block's weights are there, and
-    there are no gradients yet. Schedules that do not split backward get W inside B.
+    another micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and
+    backward) for every micro-batch; while these and other traffic of `once` are both on the outermost tier, each gets
+    half of it, which holds the micro-batch up: a share of its time equal to the product of theirs. Where ZeRO-3's
+    traffic is all that a micro-batch waits for, it also waits while the first block runs backward: the next block's
+    weights are there, and there are no gradients yet. Schedules that do not split backward get W inside B.
     """
     tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     tb += tr
@@ -209,7 +209,8 @@ def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
             stall = max(tb - gather, 0.0) / max(traffic[4], 1.0)
             tb = beside(tb, back)
             tf = beside(tf, gather)
-            tb += max(gather + back + stall - (tf + tb), 0.0)
+            if zero >= 3:
+                tb += max(gather + back + stall - (tf + tb), 0.0)
         else:
             tb += back
             tf += gather

@@ -10,7 +10,7 @@ import pytest
 from estimator.rules import RULES, Case, check, explain
 from estimator.schedule import check_conditions
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, Overlap, RankOrder, Recompute, Schedule, Strategy
+from estimator.strategy import ContextParallel, LayoutRule, Overlap, RankOrder, Recompute, Schedule, Strategy
 from estimator.workload import Workload
 from hardware import catalog
 from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, h100
@@ -36,6 +36,7 @@ OFFENDERS = {
         r"global_batch \(64\) must be divisible by dp \(64\) \* micro_batch \(3\)",
     ),
     "layers": (LLAMA, Strategy(pp=16), r"layers \(8\) must fill pp \* vpp = 16 \* 1 chunks"),
+    "auto_layout": (LLAMA, Strategy(layout=LayoutRule.AUTO), r"balances the stages of a pipeline \(pp 1\)"),
     "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe must suit pp 1, vpp 1"),
     "recompute_per_chunk": (
         LLAMA,
