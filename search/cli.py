@@ -193,8 +193,15 @@ def _add_search(commands: _Commands) -> None:
     )
     launch.add_argument("spaces", nargs="+", metavar="SPACE", help="a space file, or the name of a shipped one")
     launch.add_argument("--out", metavar="DIR", help="run folder, new or empty (default runs/NAME-TIMESTAMP)")
-    launch.add_argument("--sampler", choices=("auto", "exhaustive"), help="how points are chosen")
-    launch.add_argument("--seed", type=_whole, help="stored with the run")
+    launch.add_argument(
+        "--sampler",
+        choices=("auto", "exhaustive", "nsga2", "nsga3", "tpe", "gp", "random", "qmc"),
+        help="how points are chosen; auto: the exact sweep where it can, else nsga2",
+    )
+    launch.add_argument("--trials", type=_positive, metavar="N", help="configurations that a sampler prices (1000)")
+    launch.add_argument("--seconds", type=_positive, metavar="S", help="of sampling, instead or at most")
+    launch.add_argument("--seed", type=_whole, help="of a sampler; stored with the run")
+    launch.add_argument("--warm", metavar="RUN", help="a former run whose front a sampler tries first")
     _add_set(launch)
     resume = commands.add("resume", "launch", "go on exactly where a run stopped", function="run_resume")
     resume.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")

@@ -10,86 +10,32 @@ import importlib.metadata
 import platform
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from estimator.result import COLUMNS
-from estimator.rules import Case
-from estimator.step import evaluate, with_layout
-from estimator.strategy import Strategy
-from hardware.system import SystemSpec
-from results.pareto import hypervolume, non_dominated, worst
-from results.schema import FRONT_FIELDS, REFERENCE_ID, strategy_columns
+from results.pareto import non_dominated
 from results.store import RunFolder
 from search.candidates import compose_ids
+from search.choice import Choice, choose
 from search.finalists import finalists
 from search.nest import COUNTS
-from search.pool import BlockDone, BlockFailed, InlinePool, RayPool
+from search.pool import BlockDone, BlockFailed, InlinePool, RayPool, WorkerFactory
 from search.replays import replay_finalists
+from search.run_rows import front_columns, hypervolume_of, reference_columns
 from search.space import Keep, Space, parse_space
-from search.structures import strategy_at, structure_filters
-from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, prepare
+from search.structures import structure_filters
+from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, warmed_up
 from search.trials import check_kept, closest_to_feasible, trial_parts
+from search.watching import LaunchOptions, NothingFeasible, Progress, Update
 
 __all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
 
 FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """Where a search runs and where it writes.
-
-    `replay`: finalists that are replayed besides the best of each objective, the knee and the reference points; 0: none
-    are, nor those.
-    """
-
-    out: Path | None = None
-    pool: str = "ray"
-    workers: int | None = None
-    address: str | None = None
-    seed: int | None = None
-    replay: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """How far a sweep is. `candidates_done` counts legal candidates that were priced or ruled out.
-
-    `best`: the best value so far of each objective, by column. The first update tells what the warm-up and earlier
-    processes have done, at 0 seconds.
-    """
-
-    structures_done: int
-    structures: int
-    candidates_done: int
-    legal: int
-    seconds: float
-    front_size: int
-    best: dict[str, float]
-
-
-class Progress(Protocol):
-    """Who watches a run."""
-
-    def phase(self, text: str) -> None:
-        """A new phase begins."""
-
-    def update(self, state: Update) -> None:
-        """A block is done."""
-
-
-class NothingFeasible(Exception):
-    """No candidate fits: why, and what comes closest."""
-
-    def __init__(self, reasons: dict[str, int], closest: list[dict[str, Any]], run: Path) -> None:
-        super().__init__("nothing is feasible")
-        self.reasons, self.closest, self.run = reasons, closest, run
 
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
@@ -115,7 +61,11 @@ def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: P
     with _ending_as_it_ends(run):
         start = time.perf_counter()
         progress.phase(f"enumerating legal structures and pricing distinct rows{'' if is_compiled() else FIRST_RUN}")
-        plan = prepare(space)
+        choice = choose(space)
+        if choice.plan is None:
+            return _sample(run, space, choice, options, progress)
+        _refuse_warm(options, choice)
+        plan = warmed_up(choice.plan)
         check_kept(plan)
         run.update_manifest(sampler="exhaustive", sampler_reason=_why_exhaustive(plan))
         seconds = dict(plan.seconds)
@@ -148,6 +98,21 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
         told = {"replay": took, "total": seconds["total"] + took}
         run.update_manifest(seconds={name: s for name, s in seconds.items() if name != "total"} | told)
     return run
+
+
+def _sample(run: RunFolder, space: Space, choice: Choice, options: LaunchOptions, progress: Progress) -> RunFolder:
+    from search.study_launch import sample  # optuna takes half a second to load, and the exact sweep needs none of it
+
+    sample(run, space, choice, options, progress, partial(_pool, space=space, options=options))
+    return run
+
+
+def _refuse_warm(options: LaunchOptions, choice: Choice) -> None:
+    if options.warm is not None:
+        raise ValueError(
+            f"--warm starts a study, but this search is exact ({choice.reason}) and gains nothing from a former front; "
+            "leave it out, or choose a sampler"
+        )
 
 
 def _why_exhaustive(plan: Plan) -> str:
@@ -250,7 +215,7 @@ def _sweep(run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progres
     started = time.perf_counter()
     if left and not sweeping.is_enough():
         progress.phase("starting workers" if options.pool == "inline" else "starting workers on Ray")
-        with _pool(plan, options) as pool:
+        with _pool(SweepWorker, plan, space=plan.space, options=options) as pool:
             seconds["pool"] = time.perf_counter() - started
             run.update_manifest(workers=pool.num_workers)
             progress.phase(f"sweeping {len(left)} blocks on {pool.num_workers} worker{'s'[: pool.num_workers - 1]}")
@@ -271,11 +236,16 @@ def _sweep(run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progres
     return sweeping.found
 
 
-def _pool(plan: Plan, options: LaunchOptions) -> InlinePool | RayPool:
-    if options.pool == "inline" or plan.space.is_point:
-        return InlinePool(SweepWorker, plan)
-    workers = options.workers or plan.space.options.workers
-    return RayPool(SweepWorker, plan, num_workers=workers, address=options.address)
+def _pool(
+    factory: WorkerFactory,
+    spec: Any,  # noqa: ANN401 - the pool's own
+    *,
+    space: Space,
+    options: LaunchOptions,
+) -> InlinePool | RayPool:
+    if options.pool == "inline" or space.is_point:
+        return InlinePool(factory, spec)
+    return RayPool(factory, spec, num_workers=options.workers or space.options.workers, address=options.address)
 
 
 def _record(start: int, stop: int, value: Swept) -> dict[str, Any]:
@@ -310,7 +280,7 @@ def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], 
     run.write_rejections([
         {"rule": name, "count": n, "example": examples.get(name, "")} for name, n in by_rule.items()
     ])  # fmt: skip
-    run.write_reference(_reference(space))
+    run.write_reference(reference_columns(space))
     run.write_front(front_columns(space, ids, columns))
     if space.options.keep is Keep.ALL:
         for part, table in enumerate(trial_parts(plan)):
@@ -320,7 +290,7 @@ def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], 
         "front": len(ids), "by_rule": by_rule, "pruned": plan.prune,
     }  # fmt: skip
     seconds["total"] = time.perf_counter() - start
-    run.update_manifest(counts=tally, seconds=seconds, hypervolume=_hypervolume(space, columns) if len(ids) else None)
+    run.update_manifest(counts=tally, seconds=seconds, hypervolume=hypervolume_of(space, columns) if len(ids) else None)
     if not len(ids):
         raise NothingFeasible(by_rule, closest_to_feasible(plan), run.path)
     run.update_manifest(state="done")
@@ -348,56 +318,6 @@ def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndar
     values = np.stack([columns[o.column] for o in space.objectives], axis=1)
     keep = non_dominated(values, ids, [not o.minimise for o in space.objectives])
     return ids[keep], {name: column[keep] for name, column in columns.items()}
-
-
-def front_columns(space: Space, ids: Sequence[int] | np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Rows of a front as results/schema.py stores them."""
-    rows: list[dict[str, Any]] = []
-    for i, key in enumerate(np.asarray(ids).tolist()):
-        system, strategy = strategy_at(space, key)
-        rows.append(_row(space, system, strategy, {n: float(c[i]) for n, c in columns.items()}) | {"id": key})
-    return _columns(rows)
-
-
-def _row(space: Space, system: SystemSpec, strategy: Strategy, values: dict[str, float]) -> dict[str, Any]:
-    case = Case.of(space.model, strategy, system, space.workload)
-    dp = int(case.dp[0])
-    flat = {name: column[0] for name, column in strategy_columns(strategy, dp).items()}
-    results = {c.name: values.get(c.name, np.nan) for c in COLUMNS}
-    return {
-        "id": REFERENCE_ID, "name": "", "system": system.name, **flat,
-        "num_micro_batches": int(case.num_micro_batches[0]), "feasible": True, "reason": "", **results,
-    }  # fmt: skip
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {f.name: [row[f.name] for row in rows] for f in FRONT_FIELDS}
-
-
-def _reference(space: Space) -> dict[str, Any]:
-    """The named points of the space, priced on every system whatever the pruning."""
-    rows: list[dict[str, Any]] = []
-    for name, strategy in space.references.items():
-        for system in space.systems:
-            chosen = strategy
-            try:
-                chosen = with_layout(space.model, strategy, system, space.workload)
-                result = evaluate(space.model, chosen, system, space.workload)
-                values = {n: float(np.asarray(v)) for n, v in result.columns.items()}
-                verdict = {"feasible": bool(result.feasible), "reason": str(result.reason)}
-            except ValueError as error:  # an illegal point is shown with its rule
-                values, verdict = {}, {"feasible": False, "reason": str(error)}
-            rows.append(_row(space, system, chosen, values) | {"name": name, **verdict})
-    return _columns(rows)
-
-
-def _hypervolume(space: Space, columns: dict[str, np.ndarray]) -> dict[str, Any] | None:
-    values = np.stack([columns[o.column] for o in space.objectives], axis=1)
-    higher = [not o.minimise for o in space.objectives]
-    if (values <= 0).any():
-        return None
-    reference = worst(values, higher)
-    return {"value": hypervolume(values, reference, higher), "reference": reference.tolist()}
 
 
 def _versions() -> dict[str, str]:

@@ -74,6 +74,8 @@ class SearchOptions:
     max_candidates: int | None = None  # stop after so many priced
     workers: int | None = None
     seed: int = 0
+    trials: int | None = None  # configurations that a study prices
+    seconds: int | None = None  # of a study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +326,8 @@ def _constraints(document: Document) -> tuple[Constraint, ...]:
 def _options(document: Document) -> SearchOptions:
     key: Key = ("search",)
     given = document.mapping(key, [f.name for f in fields(SearchOptions)])
-    highs = {"block_size": 10**7, "max_candidates": 10**18, "workers": 10**5, "seed": 2**32 - 1}
+    highs = {"block_size": 10**7, "max_candidates": 10**18, "workers": 10**5, "seed": 2**32 - 1, "trials": 10**7,
+             "seconds": 10**8}  # fmt: skip
     values: dict[str, object] = {}
     for name, value in given.items():
         at: Key = (*key, name)

@@ -1,7 +1,7 @@
 """The exact sweep of a space: what can be lost to a bound is never dropped, what cannot is never priced.
 
-`prepare` enumerates, prices distinct rows and lower corners, warms a front up on the most promising structures, and
-orders the rest into blocks; a `SweepWorker` sweeps blocks. Where bounds are not proven (objective.exactness), workers
+`prepare` enumerates and bounds (`survey`), then warms a front up on the most promising structures and orders the rest
+into blocks (`warmed_up`); a `SweepWorker` sweeps blocks. Where bounds are not proven (objective.exactness), workers
 enumerate every candidate instead. The front is the same for any order, worker count or crash: only strictly dominated
 candidates go, and of equal ones the lowest id stays.
 """
@@ -32,7 +32,7 @@ from search.structures import enumerate_space, structure_filters
 from search.worlds import SIZES, Enumeration, Structures, World
 
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
-           "sweep_inline", "sweep_plan"]  # fmt: skip
+           "survey", "sweep_inline", "sweep_plan", "warmed_up"]  # fmt: skip
 
 WARM_UP = 200  # structures with the lowest step bound, swept first
 WARM_LAYERS = 3  # and the first layers of the front of bounds
@@ -81,8 +81,8 @@ def uses(space: Space) -> tuple[bool, bool]:
     return "step" in follows, "memory" in follows
 
 
-def prepare(space: Space, *, prune: bool = True) -> Plan:
-    """Enumerate, bound, warm up, order. `prune` off prices everything that fits."""
+def survey(space: Space, *, prune: bool = True) -> Plan:
+    """Enumerate and bound; no block is cut and nothing swept yet. `prune` off prices everything that fits."""
     start = time.perf_counter()
     enumeration = enumerate_space(space)
     enumerated = time.perf_counter()
@@ -93,9 +93,22 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
         space=space, enumeration=enumeration, bounded=bounded, reason=reason, prune=prune, lows=np.zeros((n, 2)),
         order=np.arange(n), blocks=[], warm=_nothing(),
     )  # fmt: skip
+    plan.lows = SweepWorker(plan).corners()
+    plan.seconds = {"enumerate": enumerated - start, "bound": time.perf_counter() - enumerated}
+    return plan
+
+
+def prepare(space: Space, *, prune: bool = True) -> Plan:
+    """Enumerate, bound, warm up, order."""
+    return warmed_up(survey(space, prune=prune))
+
+
+def warmed_up(plan: Plan) -> Plan:
+    """A surveyed plan, ready to sweep: its most promising structures swept, the rest that is left cut into blocks."""
+    start = time.perf_counter()
+    space, enumeration, n = plan.space, plan.enumeration, len(plan.order)
     worker = SweepWorker(plan)
-    plan.lows = worker.corners()
-    if prune and n:
+    if plan.prune and n:
         first = _promising(plan.lows)
         plan.warm = worker.sweep(first, None)
         rest = np.setdiff1d(np.arange(n), first)
@@ -107,7 +120,10 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
         plan.order = alive[np.argsort(score, kind="stable")]
     size = space.options.block_size or BLOCK
     plan.blocks = [(a, min(a + size, len(plan.order))) for a in range(0, len(plan.order), size)]
-    plan.seconds = {"enumerate": enumerated - start, "warm_up": time.perf_counter() - enumerated}
+    plan.seconds = {
+        "enumerate": plan.seconds["enumerate"],
+        "warm_up": plan.seconds["bound"] + time.perf_counter() - start,
+    }
     return plan
 
 

@@ -13,11 +13,11 @@ from hardware.units import format_bytes
 from results.schema import strategy_columns
 from search.candidates import batches, compose_ids, expand
 from search.objective import Objective
-from search.space import Keep
+from search.space import Keep, Space
 from search.structures import strategy_at
 from search.sweep import Plan, prepare, sweep_plan
 
-__all__ = ["MAX_KEPT", "check_kept", "closest_to_feasible", "trial_parts"]
+__all__ = ["MAX_KEPT", "check_kept", "closest_row", "closest_to_feasible", "trial_parts", "with_remedy"]
 
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
@@ -63,12 +63,17 @@ def _least_memory(plan: Plan) -> list[dict[str, Any]]:
         ids = expand(plan.enumeration.worlds[structures.world[i]], structures, int(i))
         columns = compose_ids(plan.space, plan.enumeration, ids)
         best = int(np.argmin(columns["device_memory_bytes"]))
-        rows.append(_row(plan, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))
+        rows.append(closest_row(plan.space, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))
     rows.sort(key=lambda row: (row["device_memory_bytes"], row["id"]))
-    for row in rows[:CLOSEST]:
+    return with_remedy(rows[:CLOSEST])
+
+
+def with_remedy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What would make candidates fit that lack memory."""
+    for row in rows:
         row["remedy"] = (f"needs {format_bytes(row['short_by_bytes'])} less on each chip: more chips, a chip with more "
                          "memory, or a shorter sequence")  # fmt: skip
-    return rows[:CLOSEST]
+    return rows
 
 
 def _refused(plan: Plan, free: Plan) -> list[dict[str, Any]]:
@@ -76,16 +81,19 @@ def _refused(plan: Plan, free: Plan) -> list[dict[str, Any]]:
     found = sweep_plan(free)
     ids = found.ids[np.argsort(found.values[:, 0], kind="stable")[:CLOSEST]]
     columns = compose_ids(free.space, free.enumeration, ids)
-    rows = [_row(free, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)]
+    rows = [
+        closest_row(free.space, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)
+    ]
     texts = "; ".join(c.expression.text for c in plan.space.constraints)
     for row in rows:
         row["remedy"] = f"fits, but the constraints refuse it ({texts}): loosen them"
     return rows
 
 
-def _row(plan: Plan, key: int, values: dict[str, float]) -> dict[str, Any]:
-    system, strategy = strategy_at(plan.space, key)
-    case = Case.of(plan.space.model, strategy, system, plan.space.workload)
+def closest_row(space: Space, key: int, values: dict[str, float]) -> dict[str, Any]:
+    """A candidate that is not feasible, and how much memory it needs of how much."""
+    system, strategy = strategy_at(space, key)
+    case = Case.of(space.model, strategy, system, space.workload)
     flat = {name: column[0] for name, column in strategy_columns(strategy, int(case.dp[0])).items()}
     need, capacity = values["device_memory_bytes"], system.usable_hbm_bytes
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from search.commands.runs import find_run, space_of
 from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.launch import LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
-from search.space import Sampler, Space, SpaceError, load_space
+from search.space import Space, load_space
 from search.sweep import prepare
 from search.trials import closest_to_feasible
 
@@ -31,7 +32,6 @@ __all__ = ["run", "run_resume"]
 
 INTERRUPTED = 130
 TOP = 15
-SAMPLERS = (Sampler.AUTO, Sampler.EXHAUSTIVE)
 TOKENS = "14.8e12"
 
 
@@ -42,10 +42,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"{option} is for one space, but got {len(args.spaces)}; leave it out, or launch one by one"
             )
-    overrides = [*args.overrides, *([f"search.sampler={args.sampler}"] if args.sampler else [])]
-    loaded = [_checked(load_space(name, overrides), name) for name in args.spaces]
+    asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
+    overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
+    loaded = [load_space(name, overrides) for name in args.spaces]
+    warm = find_run(args.warm).path if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
-    options = _options(args, out)
+    options = replace(_options(args, out), warm=warm)
     for space in loaded:
         _say(_understood(space, str(out) if out else f"runs/{space.name}-TIMESTAMP"))
         code = _finish(args, space, partial(launch, space, options))
@@ -67,16 +69,6 @@ def _options(args: argparse.Namespace, out: Path | None) -> LaunchOptions:
     return LaunchOptions(
         out=out, pool=args.pool, workers=args.workers, address=args.address, seed=seed, replay=args.replay
     )
-
-
-def _checked(space: Space, name: str) -> Space:
-    if space.options.sampler not in SAMPLERS:
-        accepted = ", ".join(sampler.value for sampler in SAMPLERS)
-        raise SpaceError(
-            f"{name}: search.sampler: is not known; got {space.options.sampler.value}; accepted {accepted}"
-        )
-    space.refuse_open()  # each of these samplers needs the list of points
-    return space
 
 
 def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], RunFolder]) -> int:

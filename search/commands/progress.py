@@ -34,7 +34,7 @@ def progress_line(state: Update, since: Update | None = None) -> str:
         left_s = (state.legal - state.candidates_done) * seconds / covered
         pace = [f"{format_count(round(covered / seconds))}/s", f"{format_seconds(left_s)} left"]
     parts = [
-        f"{share:.1%} of {format_count(state.legal)} candidates",
+        f"{share:.1%} of {format_count(state.legal)} {state.what}",
         *pace,
         f"front {state.front_size}",
         *(f"best {name} {format_cell(name, value)}" for name, value in state.best.items()),

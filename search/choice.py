@@ -1,0 +1,66 @@
+"""How a space is searched, and why: the exact sweep where it can, else samples. Searches nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hardware.units import format_count
+from search.free import grid_size, open_axes
+from search.space import Sampler, Space, SpaceError
+from search.sweep import Plan, survey
+
+__all__ = ["Choice", "MAX_ENUMERATED", "MAX_SWEPT_GRID", "choose"]
+
+MAX_SWEPT_GRID = 100_000_000
+"""Points of the grid of structures that an exact sweep checks by itself: about five minutes at 2 to 3 us each."""
+
+MAX_ENUMERATED = 2_000_000_000
+"""Candidates that are priced one by one where nothing is pruned: some ten minutes of one core at 0.3 us each."""
+
+DEFAULT = Sampler.NSGA2
+"""The sampler of `auto`: it keeps a population over several objectives, and asks for a trial in about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A sampler, or EXHAUSTIVE with the surveyed plan; `reason` is for the manifest and the terminal."""
+
+    sampler: Sampler
+    reason: str
+    plan: Plan | None = None
+
+
+def choose(space: Space) -> Choice:
+    """The sampler of a space. SpaceError where the exact sweep is asked for and an axis is open."""
+    asked = space.options.sampler
+    if asked is Sampler.EXHAUSTIVE and (names := open_axes(space)):
+        raise SpaceError(
+            f"{space.name}: strategy.{names[0]}: an open axis (search) cannot be enumerated; give it values, or a "
+            "sampler such as --sampler nsga2"
+        )
+    if asked is Sampler.EXHAUSTIVE:
+        return Choice(sampler=asked, reason="asked for", plan=survey(space))
+    if asked is not Sampler.AUTO:
+        return Choice(sampler=asked, reason="sampled because asked for: the front of what it tried, not of the space")
+    if why := _beyond_survey(space):
+        return _sampled(why)
+    plan = survey(space)
+    if not plan.bounded and plan.enumeration.legal > MAX_ENUMERATED:
+        legal = format_count(plan.enumeration.legal)
+        return _sampled(f"{plan.reason}, and {legal} legal candidates are beyond {format_count(MAX_ENUMERATED)}")
+    return Choice(sampler=Sampler.EXHAUSTIVE, reason="exact because it can be", plan=plan)
+
+
+def _beyond_survey(space: Space) -> str:
+    """Why an exact sweep cannot even begin; empty where it can."""
+    if names := open_axes(space):
+        return f"strategy.{names[0]} is open, which no enumeration reaches"
+    if space.raw_size >= 2**62:
+        return f"the product of the axes, {format_count(space.raw_size)}, is beyond 2^62"
+    if (grid := grid_size(space)) > MAX_SWEPT_GRID:
+        return f"the grid of structures, {format_count(grid)} points, is beyond {format_count(MAX_SWEPT_GRID)}"
+    return ""
+
+
+def _sampled(why: str) -> Choice:
+    return Choice(sampler=DEFAULT, reason=f"sampled because {why}: the front of what it tried, not of the space")
