@@ -132,17 +132,14 @@ class Dimensions:
         return self._code(int(found[0]), levels)
 
     def starts(self, most: int) -> list[int]:
-        """Codes of the structures that promise most: the front of lower corners, evenly from fast to small."""
-        index = self.meshes.structures
-        if not len(index):
-            return []
-        lows = self.plan.lows[index]
-        front = index[non_dominated(lows, index)]
-        front = front[np.argsort(self.plan.lows[front, 0], kind="stable")]
-        if len(front) > most:
-            front = front[np.linspace(0, len(front) - 1, most).round().astype(int)]
+        """Codes of the structures that promise most: layer by layer of lower corners, each from fast to small."""
+        left, chosen = self.meshes.structures, [np.zeros(0, np.int64)]
+        while len(left) and sum(map(len, chosen)) < most:
+            layer = left[non_dominated(self.plan.lows[left], left)]
+            chosen.append(layer[np.argsort(self.plan.lows[layer, 0], kind="stable")])
+            left = np.setdiff1d(left, layer)
         neutral = [level for free in self.free for level in free.start]
-        return [self._code(int(i), neutral) for i in front]
+        return [self._code(int(i), neutral) for i in np.concatenate(chosen)[:most]]
 
     def _structure_id(self, structure: int) -> int:
         return int(self.plan.enumeration.structures.id[structure])

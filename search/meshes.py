@@ -1,8 +1,8 @@
 """Legal meshes of a space, and which structures are legal under each: the coordinates in which a study samples.
 
 A *mesh* is a system and one value of tp, cp, pp, ep and etp. What else makes a structure (schedule, chunks,
-micro-batch, sequence parallelism ...) is conditional: a share in [0, 1) picks among what is legal under the mesh and the
-choices before it, so that a sampler sees one fixed box, every point of which is legal. Prices nothing.
+micro-batch, sequence parallelism ...) is conditional: a share in [0, 1) picks among what is legal under the mesh and
+the choices before it, so that a sampler sees one fixed box, every point of which is legal. Prices nothing.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ SAMPLERS = (Sampler.NSGA2, Sampler.NSGA3, Sampler.TPE, Sampler.GP, Sampler.RANDO
 NEEDS = {Sampler.GP: ("torch", "scipy"), Sampler.QMC: ("scipy",)}
 FINGERPRINT = "space"
 POPULATION = 50  # of an evolutionary sampler: Optuna's default
+MUTATION = 0.3  # of a parameter; Optuna's one in all of them repeated itself in every second trial
 STARTUP = 16  # random trials before a model is fitted: one round
 
 
@@ -199,9 +200,9 @@ def _make(sampler: Sampler, seed: int, num_trials: int) -> optuna.samplers.BaseS
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # NSGA-III and QMC
         match sampler:
             case Sampler.NSGA2:
-                return kinds.NSGAIISampler(seed=fresh, population_size=POPULATION)
+                return kinds.NSGAIISampler(seed=fresh, population_size=POPULATION, mutation_prob=MUTATION)
             case Sampler.NSGA3:
-                return kinds.NSGAIIISampler(seed=fresh, population_size=POPULATION)
+                return kinds.NSGAIIISampler(seed=fresh, population_size=POPULATION, mutation_prob=MUTATION)
             case Sampler.TPE:
                 return kinds.TPESampler(seed=fresh, n_startup_trials=STARTUP)
             case Sampler.GP:

@@ -30,6 +30,9 @@ __all__ = ["TRIALS", "sample"]
 TRIALS = 1_000
 """Configurations priced where neither --trials nor --seconds says otherwise."""
 
+STARTS = 3 * BATCH
+"""Promising structures that a study tries before its sampler is asked."""
+
 UNLIMITED = 10**9
 
 PoolOf = Callable[[Any, Any], InlinePool | RayPool]
@@ -77,7 +80,7 @@ def _opened(
         if options.warm is not None:
             first, told = _warm(options.warm, dimensions)
             progress.phase(told["warm"]["text"])
-        for code in dict.fromkeys([*first, *dimensions.starts(BATCH)]):
+        for code in dict.fromkeys([*first, *dimensions.starts(STARTS)]):
             study.enqueue(dimensions.parameters_of(code))
         study.flush()
     return study, told
