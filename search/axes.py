@@ -46,15 +46,6 @@ class Open(Enum):
 
 OPEN = Open.OPEN
 
-
-class Open(Enum):
-    """The only value of an axis that no list can hold: a sampler explores it."""
-
-    OPEN = "search"
-
-
-OPEN = Open.OPEN
-
 Read = Callable[[Document, Key, Plain], object]
 Write = Callable[[object], Plain]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hardware.units import format_count
-from search.free import grid_size, open_axes
-from search.space import Sampler, Space, SpaceError
+from search.free import grid_size
+from search.space import Sampler, Space
 from search.sweep import Plan, survey
 
 __all__ = ["Choice", "MAX_ENUMERATED", "MAX_SWEPT_GRID", "choose"]
@@ -33,12 +33,7 @@ class Choice:
 def choose(space: Space) -> Choice:
     """The sampler of a space. SpaceError where the exact sweep is asked for and an axis is open."""
     asked = space.options.sampler
-    if asked is Sampler.EXHAUSTIVE and (names := open_axes(space)):
-        raise SpaceError(
-            f"{space.name}: strategy.{names[0]}: an open axis (search) cannot be enumerated; give it values, or a "
-            "sampler such as --sampler nsga2"
-        )
-    if asked is Sampler.EXHAUSTIVE:
+    if asked is Sampler.EXHAUSTIVE:  # which refuses an open axis by name
         return Choice(sampler=asked, reason="asked for", plan=survey(space))
     if asked is not Sampler.AUTO:
         return Choice(sampler=asked, reason="sampled because asked for: the front of what it tried, not of the space")
@@ -53,7 +48,7 @@ def choose(space: Space) -> Choice:
 
 def _beyond_survey(space: Space) -> str:
     """Why an exact sweep cannot even begin; empty where it can."""
-    if names := open_axes(space):
+    if names := space.open_axes:
         return f"strategy.{names[0]} is open, which no enumeration reaches"
     if space.raw_size >= 2**62:
         return f"the product of the axes, {format_count(space.raw_size)}, is beyond 2^62"

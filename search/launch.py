@@ -322,7 +322,7 @@ def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndar
 
 def _versions() -> dict[str, str]:
     out = {"python": platform.python_version()}
-    for name in ("trainspace", "numpy", "numba", "ray", "pyarrow"):
+    for name in ("trainspace", "numpy", "numba", "optuna", "ray", "pyarrow"):
         try:
             out[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
