@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from hardware.units import format_count
@@ -9,13 +10,16 @@ from search.free import grid_size
 from search.space import Sampler, Space
 from search.sweep import Plan, survey
 
-__all__ = ["Choice", "MAX_ENUMERATED", "MAX_SWEPT_GRID", "choose"]
+__all__ = ["MAX_ENUMERATED", "MAX_SWEPT_GRID", "Choice", "check_searchable", "choose"]
 
 MAX_SWEPT_GRID = 100_000_000
 """Points of the grid of structures that an exact sweep checks by itself: about five minutes at 2 to 3 us each."""
 
 MAX_ENUMERATED = 2_000_000_000
 """Candidates that are priced one by one where nothing is pruned: some ten minutes of one core at 0.3 us each."""
+
+NEEDS = {Sampler.GP: ("torch", "scipy"), Sampler.QMC: ("scipy",)}
+"""Libraries that a sampler needs beside optuna (extra `samplers`)."""
 
 DEFAULT = Sampler.NSGA2
 """The sampler of `auto`: it keeps a population over several objectives, and asks for a trial in about a millisecond."""
@@ -28,6 +32,19 @@ class Choice:
     sampler: Sampler
     reason: str
     plan: Plan | None = None
+
+
+def check_searchable(space: Space) -> None:
+    """ValueError of one line where the way a space asks to be searched is not open to it, before a run is begun."""
+    asked = space.options.sampler
+    if asked is Sampler.EXHAUSTIVE:
+        space.refuse_open()
+    missing = [name for name in NEEDS.get(asked, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"sampler {asked.value} needs {' and '.join(missing)}, not installed; pip install 'trainspace[samplers]', "
+            "or choose nsga2, nsga3, tpe or random"
+        )
 
 
 def choose(space: Space) -> Choice:

@@ -226,6 +226,7 @@ def _add_results(commands: _Commands) -> None:
     )
     show.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
     show.add_argument("--top", type=_positive, metavar="N", help="at most N rows")
+    show.add_argument("--exact", metavar="RUN", help="of a sampled run: hypervolume against this run's front")
     show.add_argument("--by", metavar="COLUMN", help="order by one column, best first")
     show.add_argument("--where", metavar="EXPR", help="rows for which an expression over the columns holds")
     show.add_argument("--csv", action="store_true", help="every column as CSV")

@@ -21,7 +21,7 @@ import numpy as np
 from results.pareto import non_dominated
 from results.store import RunFolder
 from search.candidates import compose_ids
-from search.choice import Choice, choose
+from search.choice import Choice, check_searchable, choose
 from search.finalists import finalists
 from search.nest import COUNTS
 from search.pool import BlockDone, BlockFailed, InlinePool, RayPool, WorkerFactory
@@ -61,6 +61,7 @@ def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: P
     with _ending_as_it_ends(run):
         start = time.perf_counter()
         progress.phase(f"enumerating legal structures and pricing distinct rows{'' if is_compiled() else FIRST_RUN}")
+        check_searchable(space)
         choice = choose(space)
         if choice.plan is None:
             return _sample(run, space, choice, options, progress)

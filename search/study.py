@@ -7,7 +7,6 @@ operations a trial with a wait for the disk each would cost more than pricing it
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,24 +23,12 @@ from optuna.trial import Trial, TrialState, create_trial
 from search.space import Sampler
 from search.study_journal import append_records, read_records
 
-__all__ = ["SAMPLERS", "Study", "require_sampler"]
+__all__ = ["Study"]
 
-SAMPLERS = (Sampler.NSGA2, Sampler.NSGA3, Sampler.TPE, Sampler.GP, Sampler.RANDOM, Sampler.QMC)
-NEEDS = {Sampler.GP: ("torch", "scipy"), Sampler.QMC: ("scipy",)}
 FINGERPRINT = "space"
 POPULATION = 50  # of an evolutionary sampler: Optuna's default
 MUTATION = 0.3  # of a parameter; Optuna's one in all of them repeated itself in every second trial
 STARTUP = 16  # random trials before a model is fitted: one round
-
-
-def require_sampler(sampler: Sampler) -> None:
-    """ValueError of one line where a sampler's libraries are not installed."""
-    missing = [name for name in NEEDS.get(sampler, ()) if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"sampler {sampler.value} needs {' and '.join(missing)}, not installed; "
-            "pip install 'trainspace[samplers]', or choose nsga2, nsga3, tpe or random"
-        )
 
 
 class Study:
@@ -59,7 +46,6 @@ class Study:
 
         ValueError where the journal holds a study of another space.
         """
-        require_sampler(sampler)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._sampler, self._seed = sampler, seed
         self._space: dict[str, BaseDistribution] = {

@@ -19,7 +19,7 @@ from search.pricer import CONSTRAINTS, MEMORY, Pricer
 from search.run_rows import columns_of_rows, hypervolume_of, reference_columns, row_of
 from search.space import Space
 from search.structures import strategy_at, structure_filters
-from search.study import Study, require_sampler
+from search.study import Study
 from search.study_journal import set_cut_aside
 from search.study_run import BATCH, Budget, Row, StudyRun, fingerprint
 from search.trials import CLOSEST, closest_row, with_remedy
@@ -43,7 +43,6 @@ def sample(
 ) -> None:
     """Begin or go on with the study of a run, and write what it found. NothingFeasible where nothing is."""
     start = time.perf_counter()
-    require_sampler(choice.sampler)
     run.update_manifest(sampler=choice.sampler.value, sampler_reason=choice.reason)
     progress.phase("surveying the structures that can be sampled")
     dimensions = Dimensions.of(space)

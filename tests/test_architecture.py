@@ -54,7 +54,7 @@ BOUNDARIES = {
     ("search/pool.py", "_actor_class.SearchWorker.start"),
 }
 
-HEAVY = {"torch", "transformers", "ray", "numba", "cvxpy", "pyarrow", "optuna", "moocore"}
+HEAVY = {"torch", "transformers", "ray", "numba", "cvxpy", "pyarrow", "optuna", "moocore", "scipy"}
 
 ROOT = Path(__file__).resolve().parents[1]
 

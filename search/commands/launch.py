@@ -15,6 +15,7 @@ from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
 from results.store import RunFolder, claimable
 from results.table import Table
+from search.choice import check_searchable
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.point import model_line
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
     overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
     loaded = [load_space(name, overrides) for name in args.spaces]
+    for space in loaded:
+        check_searchable(space)
     warm = find_run(args.warm).path if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
     options = replace(_options(args, out), warm=warm)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hardware.units import format_seconds
 from results.report import csv_text, front_table, ranked
+from results.report.text import columns
 from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer, check_free, write
@@ -17,8 +21,12 @@ from search.commands.outcome import finalist_lines, json_replays, points_of, rea
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
 from search.finalists import key_of
+from search.study_curve import curve, is_study, reference_of
 
 __all__ = ["run"]
+
+GROWTH_LINES = 12
+BAR = 40  # characters
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,12 +50,20 @@ def run(args: argparse.Namespace) -> int:
     if args.csv:
         write(args, csv_text(rows))
         return 0
-    data = {"run": str(folder.path), "rows": json_rows(rows, space.model)}
+    data: dict[str, Any] = {"run": str(folder.path), "rows": json_rows(rows, space.model)}
     if reference is not None:
         data["reference"] = json_rows(reference, space.model)
     if replays is not None:
         data["replays"] = json_replays(folder, list(replays.rows()))
     text = _text(args, table, rows, reference, objectives, replays)
+    if args.tables == "front" and is_study(folder):
+        growth, share_of = _growth(args, folder)
+        data["hypervolume"] = growth
+        text += _growth_text(growth, share_of)
+    elif args.exact is not None:
+        raise ValueError(
+            f"--exact is held against the front of a study, but {folder.path} was not sampled; leave it out"
+        )
     answer(args, text="\n".join([text.rstrip("\n"), *damage]) + "\n", data=data)
     return 0
 
@@ -71,6 +87,32 @@ def _show_replays(args: argparse.Namespace, folder: RunFolder) -> int:
     text = "\n".join(finalist_lines(rows, points) if rows else [nothing]) + "\n"
     answer(args, text=text, data={"run": str(folder.path), "rows": json_replays(folder, rows)})
     return 0
+
+
+def _growth(args: argparse.Namespace, folder: RunFolder) -> tuple[list[dict[str, Any]], str]:
+    """Hypervolume of a study by round, and of what `share` is a share."""
+    if args.exact is None:
+        points = curve(folder, space_of(folder), None)
+        whole, share_of = (points[-1].hypervolume if points else 0.0), "of the last"
+    else:
+        exact = find_run(args.exact)
+        whole, reference = reference_of(exact)
+        points, share_of = curve(folder, space_of(folder), reference), f"of the front of {exact.path}"
+    rows = [asdict(point) | {"share": point.hypervolume / whole if whole > 0 else 1.0} for point in points]
+    return rows, share_of
+
+
+def _growth_text(growth: list[dict[str, Any]], share_of: str) -> str:
+    """Where the hypervolume grew, in at most as many lines as a screen can spare."""
+    if not growth:
+        return ""
+    picked = [growth[i] for i in sorted({*np.linspace(0, len(growth) - 1, GROWTH_LINES).round().astype(int).tolist()})]
+    cells = [
+        [format_seconds(p["seconds"]), str(p["trials"]), f"{p['share']:.2%}", "#" * round(BAR * min(p["share"], 1.0))]
+        for p in picked
+    ]
+    head = f"\nhypervolume of the study against its time (log10 axes), as share {share_of}:\n"
+    return head + "\n".join(columns(["time", "trials", "share", ""], cells, left=0)).rstrip() + "\n"
 
 
 def _in_order(table: Table, by: str | None, objectives: Sequence[str]) -> Table:
