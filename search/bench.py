@@ -24,7 +24,7 @@ from estimator.step import evaluate
 from estimator.strategy import Schedule
 from estimator.tasks import Device, Stream, Tasks
 from results.pareto import non_dominated
-from search.space import Space, load_space
+from search.space import Sampler, Space, load_space
 
 __all__ = ["CASES", "Case", "machine", "selected"]
 
@@ -34,6 +34,12 @@ LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
 NUM_POINTS = 1_000_000
 NUM_CALLS = 30
 NUM_STARTS = 5
+SAMPLED = {"llama3_8b_small": 19, "llama3_70b": 320}
+"""Configurations that each sampler tries: half of the small space, a fortieth of the other."""
+SAMPLERS = {
+    Sampler.NSGA2: 320, Sampler.NSGA3: 320, Sampler.TPE: 320, Sampler.RANDOM: 320, Sampler.QMC: 320, Sampler.GP: 48,
+}  # fmt: skip
+"""And at most: a Gaussian process takes about a second to ask for one."""
 NUM_REPLAYS = 5
 PEAK_RSS = """
 import sys
@@ -231,6 +237,20 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def _optuna_speedup() -> float:
+    """Time to 99 % of the exact hypervolume, plain Optuna over a study."""
+    from search.bench_study import optuna_speedup
+
+    return optuna_speedup(SPACES[1])
+
+
+def _hypervolume(name: str, sampler: Sampler, trials: int) -> float:
+    """Share of the exact hypervolume that a sampler reaches by itself."""
+    from search.bench_study import hypervolume_share
+
+    return hypervolume_share(name, sampler, trials)
+
+
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -245,6 +265,11 @@ def _cases() -> Iterator[Case]:
     yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
     yield Case(name="replay_events_per_s", unit="1/s", better="higher", measure=_replay_events_per_s)
     yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
+    yield Case(name="optuna_speedup", unit="1", better="higher", measure=_optuna_speedup)
+    for name, trials in SAMPLED.items():
+        for sampler, fewer in SAMPLERS.items():
+            share = partial(_hypervolume, name, sampler, min(trials, fewer))
+            yield Case(name=f"hypervolume.{sampler.value}.{name}", unit="1", better="higher", measure=share)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
 
 

@@ -132,14 +132,17 @@ class Dimensions:
         return self._code(int(found[0]), levels)
 
     def starts(self, most: int) -> list[int]:
-        """Codes of the structures that promise most: layer by layer of lower corners, each from fast to small."""
-        left, chosen = self.meshes.structures, [np.zeros(0, np.int64)]
-        while len(left) and sum(map(len, chosen)) < most:
-            layer = left[non_dominated(self.plan.lows[left], left)]
-            chosen.append(layer[np.argsort(self.plan.lows[layer, 0], kind="stable")])
-            left = np.setdiff1d(left, layer)
+        """Codes of structures that promise much: the front of lower corners, then the fastest of each mesh in turn."""
+        index, lows = self.meshes.structures, self.plan.lows
+        if not len(index):
+            return []
+        front = index[non_dominated(lows[index], index)]
+        chosen = front[np.argsort(lows[front, 0], kind="stable")].tolist()
+        for start, stop in itertools.pairwise(self.meshes.first.tolist()):
+            own = index[start:stop]
+            chosen.append(int(own[np.argmin(lows[own, 0])]))
         neutral = [level for free in self.free for level in free.start]
-        return [self._code(int(i), neutral) for i in np.concatenate(chosen)[:most]]
+        return [self._code(i, neutral) for i in list(dict.fromkeys(chosen))[:most]]
 
     def _structure_id(self, structure: int) -> int:
         return int(self.plan.enumeration.structures.id[structure])

@@ -32,6 +32,7 @@ class Reached:
     seconds: float = 2.0
     front_size: int = 7
     best: dict[str, float] = field(default_factory=lambda: {"step_time_s": 15.65})
+    what: str = "candidates"
 
 
 def slowed(step, strategy):
