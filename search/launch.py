@@ -31,11 +31,9 @@ from search.space import Keep, Space, parse_space
 from search.structures import structure_filters
 from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, warmed_up
 from search.trials import check_kept, closest_to_feasible, trial_parts
-from search.watching import LaunchOptions, NothingFeasible, Progress, Update
+from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress, Update
 
 __all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
-
-FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
 
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:

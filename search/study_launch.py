@@ -22,8 +22,9 @@ from search.structures import strategy_at, structure_filters
 from search.study import Study
 from search.study_journal import set_cut_aside
 from search.study_run import BATCH, Budget, Row, StudyRun, fingerprint
-from search.trials import CLOSEST, closest_row, with_remedy
-from search.watching import LaunchOptions, NothingFeasible, Progress, Update
+from search.sweep import is_compiled
+from search.trials import closest_tried
+from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress, Update
 
 __all__ = ["TRIALS", "sample"]
 
@@ -44,7 +45,7 @@ def sample(
     """Begin or go on with the study of a run, and write what it found. NothingFeasible where nothing is."""
     start = time.perf_counter()
     run.update_manifest(sampler=choice.sampler.value, sampler_reason=choice.reason)
-    progress.phase("surveying the structures that can be sampled")
+    progress.phase(f"surveying the structures that can be sampled{'' if is_compiled() else FIRST_RUN}")
     dimensions = Dimensions.of(space)
     seconds = {"survey": time.perf_counter() - start}
     if len(dimensions.meshes):
@@ -162,7 +163,7 @@ def _write(run: RunFolder, work: StudyRun, seconds: dict[str, float], start: flo
         study={"trials": work.asked, "evaluated": work.evaluated, "told": len(work.rows), **study},
     )  # fmt: skip
     if not front:
-        raise NothingFeasible(by_rule, _closest(work), run.path)
+        raise NothingFeasible(by_rule, closest_tried(run.read_trials(), space), run.path)
     run.update_manifest(state="done")
 
 
@@ -192,17 +193,3 @@ def _table_row(work: StudyRun, row: Row) -> dict[str, Any]:
     )
     reason = {MEMORY: "memory", CONSTRAINTS: "constraint"}.get(row.reason, "")
     return row_of(work.space, system, strategy, row.values) | {"id": row.id, "feasible": not reason, "reason": reason}
-
-
-def _closest(work: StudyRun) -> list[dict[str, Any]]:
-    """What the study tried that comes closest: refused by constraints first, then short of the least memory."""
-    refused = sorted((r for r in work.rows if r.reason == CONSTRAINTS), key=lambda r: r.values["step_time_s"])
-    short = sorted((r for r in work.rows if r.reason == MEMORY), key=lambda r: r.values["device_memory_bytes"])
-    rows = []
-    for row in (refused or short)[:CLOSEST]:
-        space = work.dimensions.narrowed(row.code) if work.dimensions.free else work.space
-        rows.append(closest_row(space, row.local, row.values))
-    if not refused:
-        return with_remedy(rows)
-    texts = "; ".join(c.expression.text for c in work.space.constraints)
-    return [row | {"remedy": f"fits, but the constraints refuse it ({texts}): loosen them"} for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,16 @@ import numpy as np
 
 from estimator.rules import Case
 from hardware.units import format_bytes
-from results.schema import strategy_columns
+from results.schema import STRATEGY_NAMES, strategy_columns
+from results.store import RunFolder
+from results.table import Table
 from search.candidates import batches, compose_ids, expand
 from search.objective import Objective
 from search.space import Keep, Space
 from search.structures import strategy_at
 from search.sweep import Plan, prepare, sweep_plan
 
-__all__ = ["MAX_KEPT", "check_kept", "closest_row", "closest_to_feasible", "trial_parts", "with_remedy"]
+__all__ = ["MAX_KEPT", "check_kept", "closest_of", "closest_to_feasible", "closest_tried", "trial_parts"]
 
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
@@ -63,13 +66,12 @@ def _least_memory(plan: Plan) -> list[dict[str, Any]]:
         ids = expand(plan.enumeration.worlds[structures.world[i]], structures, int(i))
         columns = compose_ids(plan.space, plan.enumeration, ids)
         best = int(np.argmin(columns["device_memory_bytes"]))
-        rows.append(closest_row(plan.space, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))
+        rows.append(_row(plan.space, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))
     rows.sort(key=lambda row: (row["device_memory_bytes"], row["id"]))
-    return with_remedy(rows[:CLOSEST])
+    return _with_remedy(rows[:CLOSEST])
 
 
-def with_remedy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What would make candidates fit that lack memory."""
+def _with_remedy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         row["remedy"] = (f"needs {format_bytes(row['short_by_bytes'])} less on each chip: more chips, a chip with more "
                          "memory, or a shorter sequence")  # fmt: skip
@@ -81,17 +83,38 @@ def _refused(plan: Plan, free: Plan) -> list[dict[str, Any]]:
     found = sweep_plan(free)
     ids = found.ids[np.argsort(found.values[:, 0], kind="stable")[:CLOSEST]]
     columns = compose_ids(free.space, free.enumeration, ids)
-    rows = [
-        closest_row(free.space, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)
-    ]
-    texts = "; ".join(c.expression.text for c in plan.space.constraints)
+    rows = [_row(free.space, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)]
+    return _to_loosen(plan.space, rows)
+
+
+def _to_loosen(space: Space, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    texts = "; ".join(c.expression.text for c in space.constraints)
     for row in rows:
         row["remedy"] = f"fits, but the constraints refuse it ({texts}): loosen them"
     return rows
 
 
-def closest_row(space: Space, key: int, values: dict[str, float]) -> dict[str, Any]:
-    """A candidate that is not feasible, and how much memory it needs of how much."""
+def closest_of(folder: RunFolder, space: Space) -> list[dict[str, Any]]:
+    """As closest_to_feasible, of a finished run: a study knows only what it tried."""
+    if folder.manifest.get("sampler") in (None, "exhaustive"):
+        return closest_to_feasible(prepare(space))
+    return closest_tried(folder.read_trials(), space)
+
+
+def closest_tried(trials: Table, space: Space) -> list[dict[str, Any]]:
+    """Of what a study tried and found not to be feasible: what constraints refuse, else what lacks the least memory."""
+    by_name = {system.name: system.usable_hbm_bytes for system in space.systems}
+    refused = trials.where(trials["reason"] == "constraint").sort("step_time_s")
+    short = trials.where(trials["reason"] == "memory").sort("device_memory_bytes")
+    rows = []
+    for row in itertools.islice((refused if len(refused) else short).rows(), CLOSEST):
+        need, capacity = row["device_memory_bytes"], by_name[row["system"]]
+        told = {name: row[name] for name in ("id", "system", *STRATEGY_NAMES, "step_time_s", "device_memory_bytes")}
+        rows.append(told | {"capacity_bytes": capacity, "short_by_bytes": max(need - capacity, 0.0)})
+    return _to_loosen(space, rows) if len(refused) else _with_remedy(rows)
+
+
+def _row(space: Space, key: int, values: dict[str, float]) -> dict[str, Any]:
     system, strategy = strategy_at(space, key)
     case = Case.of(space.model, strategy, system, space.workload)
     flat = {name: column[0] for name, column in strategy_columns(strategy, int(case.dp[0])).items()}

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update"]
+__all__ = ["FIRST_RUN", "LaunchOptions", "NothingFeasible", "Progress", "Update"]
+
+
+FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,7 @@ from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.launch import LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
 from search.space import Space, load_space
-from search.sweep import prepare
-from search.trials import closest_to_feasible
+from search.trials import closest_of
 
 __all__ = ["run", "run_resume"]
 
@@ -92,7 +91,7 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
     except NothingFeasible as error:
         return _nothing(args, space, error.run, error.closest)
     if not len(folder.read_front()):  # resumed after it had ended so
-        return _nothing(args, space, folder.path, closest_to_feasible(prepare(space)))
+        return _nothing(args, space, folder.path, closest_of(folder, space))
     _ended(args, space, folder)
     return 0
 

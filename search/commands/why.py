@@ -22,8 +22,7 @@ from search.commands.runs import find_run, space_of
 from search.finalists import system_of_row
 from search.space import Space, load_space
 from search.structures import enumerate_space
-from search.sweep import prepare
-from search.trials import closest_to_feasible
+from search.trials import closest_of
 
 __all__ = ["closest_lines", "closest_remedies", "counts_line", "rejections_of", "run"]
 
@@ -64,6 +63,8 @@ def counts_line(counts: Mapping[str, Any]) -> str:
         told = [(name, text) for name, text in told if name != "fits"]
         by_bounds = "priced, the others ruled out by rules, memory or bounds"
         told = [(name, by_bounds if name == "priced" else text) for name, text in told]
+    if counts.get("examined") is not None:  # by a study, which enumerates nothing
+        told = [(name, "legal among those examined" if name == "legal" else text) for name, text in told]
     return ", ".join(f"{format_count(counts[name])} {text}" for name, text in told)
 
 
@@ -101,7 +102,7 @@ def _why_run(args: argparse.Namespace, folder: RunFolder) -> int:
     counts, space = folder.manifest["counts"], space_of(folder)
     rejections, infeasible = folder.read_rejections(), folder.read_reference()
     infeasible = infeasible.where(~infeasible["feasible"])
-    closest = [] if len(folder.read_front()) else closest_to_feasible(prepare(space))
+    closest = [] if len(folder.read_front()) else closest_of(folder, space)
     found = closest_remedies(space, closest)
     lines = [f"run {folder.path}, {folder.state}", counts_line(counts), "", rejection_table(rejections).rstrip()]
     lines += closest_lines(closest, found)

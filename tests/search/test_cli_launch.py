@@ -311,9 +311,9 @@ def test_a_terminal_gets_a_live_bar(search, monkeypatch):
     assert "candidates" in said.err
 
 
-@pytest.mark.parametrize("command", ["launch", "estimate", "why"])
+@pytest.mark.parametrize("command", [["launch", "--sampler", "exhaustive"], ["estimate"], ["why"]], ids=str)
 def test_an_axis_left_to_a_sampler_is_refused_in_one_line_and_nothing_is_written(search, tmp_path, command):
-    said = search(command, "llama3_70b", "--set", "strategy.tp_chunks=search", "--set", "reference={}")
+    said = search(*command, "llama3_70b", "--set", "strategy.tp_chunks=search", "--set", "reference={}")
     remedy = "'search' leaves it to a sampler: use --sampler nsga2, or give values"
     assert (said.code, said.out) == (2, "")
     assert said.err == f"search: llama3_70b: strategy.tp_chunks: {remedy}\n"
