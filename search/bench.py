@@ -37,9 +37,9 @@ NUM_STARTS = 5
 SAMPLED = {"llama3_8b_small": 19, "llama3_70b": 320}
 """Configurations that each sampler tries: half of the small space, a fortieth of the other."""
 SAMPLERS = {
-    Sampler.NSGA2: 320, Sampler.NSGA3: 320, Sampler.TPE: 320, Sampler.RANDOM: 320, Sampler.QMC: 320, Sampler.GP: 48,
+    Sampler.NSGA2: 320, Sampler.NSGA3: 320, Sampler.TPE: 320, Sampler.RANDOM: 320, Sampler.QMC: 320, Sampler.GP: 32,
 }  # fmt: skip
-"""And at most: a Gaussian process takes about a second to ask for one."""
+"""And at most: a Gaussian process takes seconds to ask for one."""
 NUM_REPLAYS = 5
 PEAK_RSS = """
 import sys

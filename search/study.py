@@ -94,10 +94,15 @@ class Study:
     def add(
         self, like: Trial, values: Sequence[float], constraints: Mapping[str, float], about: Mapping[str, Any]
     ) -> None:
-        """Another result of a trial's parameters; an evolutionary sampler counts it to the same generation."""
+        """Another result of a trial's parameters; an evolutionary sampler counts it to the same generation.
+
+        A Gaussian process is told the first alone.
+        """
         generation = {
             key: value for key, value in self._trials()[like.number].system_attrs.items() if key.endswith(":generation")
         }
+        if self._sampler is Sampler.GP:  # a process has one value at a point, and its cost grows with their cube
+            return
         self._study.add_trial(
             create_trial(
                 state=TrialState.COMPLETE,
