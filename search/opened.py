@@ -12,7 +12,7 @@ from typing import Any
 
 from estimator.layout import even_layers
 from estimator.schedule import placement
-from estimator.strategy import Chunks, Fusion, RecomputeKind, Strategy
+from estimator.strategy import Chunks, Fusion, LayoutRule, RecomputeKind, Strategy
 from hardware.units import MB
 from search.space import Space, SpaceError
 
@@ -24,8 +24,8 @@ Structure = Mapping[str, Any]
 SHIFTS = (-2, -1, 0, 1, 2)
 """Layers of the first and of the last chunk against an even share: embedding, head and loss weigh one to two layers."""
 
-LEFTOVERS = 3
-"""Where layers that do not divide go: as even_layers has it, to the front, or to the back."""
+LEFTOVERS, BALANCED = 4, 3
+"""Where layers that do not divide go: as even_layers has it, to the front, or to the back; BALANCED: layout auto."""
 
 EIGHTHS = 8
 """Recomputed share of a chunk's layers in eighths."""
@@ -57,17 +57,19 @@ def _layout(space: Space) -> Free:
     )  # fmt: skip
 
 
-def _layers_of(space: Space, structure: Structure, levels: Levels) -> tuple[int, ...] | None:
-    """Layers per chunk; None where they are those of an even layout, or where shifts ask for more than there is."""
+def _layers_of(space: Space, structure: Structure, levels: Levels) -> object:
+    """Layers per chunk; None where they are those of an even layout, or where shifts leave an inner chunk empty."""
     total, num = space.model.num_layers, structure["pp"] * structure["vpp"]
     even = even_layers(total, num)
     if num == 1:
         return None
+    if levels[2] == BALANCED:
+        return LayoutRule.AUTO if structure["pp"] > 1 else None
     first, last = (max(total // num + SHIFTS[level], 0) for level in levels[:2])
     if num == 2:
         last = total - first
     rest = total - first - last
-    if rest < 0 or last < 0:
+    if rest < num - 2 or last < 0:
         return None
     found = (first, *_spread(rest, num - 2, levels[2]), last)
     return None if found == even else found
@@ -111,9 +113,10 @@ def _per_chunk(space: Space) -> Free:
 def _recomputed(space: Space, structure: Structure, levels: Levels) -> tuple[int, ...] | None:
     on, first, last = levels
     pp, vpp = structure["pp"], structure["vpp"]
-    if not on:
+    layout = structure["layout"]
+    if not on or layout is LayoutRule.AUTO:  # which balances stages that recompute alike
         return None
-    layers = structure["layout"] or even_layers(space.model.num_layers, pp * vpp)
+    layers = layout if isinstance(layout, tuple) else even_layers(space.model.num_layers, pp * vpp)
     rank_of = {int(chunk): rank for rank, mine in reversed(list(enumerate(placement(structure["schedule"], pp, vpp))))
                for chunk in mine}  # fmt: skip
     shares = [first + (last - first) * rank_of[chunk] / max(pp - 1, 1) for chunk in range(pp * vpp)]
