@@ -35,6 +35,8 @@ from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress,
 
 __all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
 
+TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
+
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
     """A new run of `space`. Raises NothingFeasible with the run folder written, KeyboardInterrupt with `run` set."""
@@ -87,7 +89,8 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
     objectives = [objective.column for objective in space.objectives]
     chosen = finalists(run.read_front(), run.read_reference(), objectives, options.replay)
     try:
-        deque(replay_finalists(run, space, chosen, traces=traces, tell=progress.phase), maxlen=0)
+        replaying = replay_finalists(run, space, chosen, traces=traces, trace_bytes=TRACE_BYTES, tell=progress.phase)
+        deque(replaying, maxlen=0)
     except KeyboardInterrupt as stop:
         stop.run = run.path  # type: ignore[attr-defined]
         raise

@@ -24,7 +24,7 @@ from estimator.timeline import critical_path, exposed
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_bytes
-from results.chrome_trace import check_free, write_trace
+from results.chrome_trace import MAX_BYTES, check_free, write_trace
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_at, strategy_columns
 from results.store import RunFolder
 from results.trace_selection import ALL
@@ -47,7 +47,7 @@ class Replayed:
 
 def replay_finalists(
     run: RunFolder, space: Space, chosen: Sequence[Finalist], *, traces: Path | None, prefix: str = "",
-    tell: Callable[[str], None] = lambda _: None,
+    trace_bytes: int = MAX_BYTES, tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Replayed]:  # fmt: skip
     """Replays finalists of a run one by one; each is a row of the run, and a trace in `traces` unless that is None.
 
@@ -59,7 +59,7 @@ def replay_finalists(
         path = None if traces is None else _path_of(finalist, space, traces, prefix)
         done = replay_point(
             space.model, strategy_at(finalist.row), system_of_row(space, finalist.row), space.workload,
-            finalist=finalist, path=path,
+            finalist=finalist, path=path, trace_bytes=trace_bytes,
         )  # fmt: skip
         if path is not None and done.row["trace"]:
             is_own = path.parent == run.path / "replays"
@@ -81,7 +81,7 @@ def known_rows(run: RunFolder) -> dict[Key, dict[str, Any]]:
 
 def replay_point(
     model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, finalist: Finalist,
-    path: Path | None,
+    path: Path | None, trace_bytes: int = MAX_BYTES,
 ) -> Replayed:  # fmt: skip
     """Replays one point that is legal and fits, with its trace in `path` unless that is None.
 
@@ -102,7 +102,7 @@ def replay_point(
         }  # fmt: skip
         subject = subject_of(model, strategy, system, workload)
         try:
-            written = write_trace(path, step.timeline, subject=subject, about=about)
+            written = write_trace(path, step.timeline, subject=subject, about=about, max_bytes=trace_bytes)
         except ValueError as error:
             notes.append(f"no trace: {_sentence(error)}")
         else:
