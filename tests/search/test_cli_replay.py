@@ -193,7 +193,7 @@ def test_a_trace_that_fails_half_way_is_a_note_and_the_row_stays(search, small_r
 
 def test_a_trace_that_does_not_hold_all_says_so_and_so_does_the_row(search, small_run, monkeypatch):
     whole = replays.write_trace
-    monkeypatch.setattr(replays, "write_trace", lambda *args, **more: whole(*args, **more, max_bytes=100_000))
+    monkeypatch.setattr(replays, "write_trace", lambda *args, **more: whole(*args, **more | {"max_bytes": 100_000}))
     said = search("replay", small_run.path)
     for row in rows_of(small_run):
         ops = trace_of(small_run.path / row["trace"])["otherData"]["ops"]
