@@ -16,24 +16,19 @@ from estimator.compose import (
     Net,
     Tables,
     again_seconds,
-    bucketed_terms,
     choose_columns,
     chunk_seconds,
-    cover_of,
     finish,
-    gather_wire,
-    gradient_wire,
-    hidden_behind,
     once_seconds,
     pair_hop,
     place_of,
     rank_params,
     rank_windows,
     spans_of,
-    update_seconds,
     zero_traffic,
 )
 from estimator.cost.table import Again, Base
+from estimator.gradients import bucketed_terms, cover_of, gather_wire, gradient_wire, hidden_behind, update_seconds
 from estimator.jit import njit
 from estimator.lanes import WIDTH, first, put, splat
 from estimator.memory import (

@@ -15,13 +15,13 @@ import numpy as np
 from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
-from estimator.lanes import larger, load, put, splat
+from estimator.lanes import load, put, splat
 from estimator.span import INTERLEAVED, pipeline_spans
 
 __all__ = [
-    "AGAIN", "ONCE", "PASSES", "TRAFFIC", "Constants", "Net", "Place", "Tables", "again_seconds", "bucketed_terms",
-    "choose_columns", "chunk_seconds", "cover_of", "finish", "gather_wire", "gradient_wire", "hidden_behind",
-    "once_seconds", "pair_hop", "place_of", "rank_params", "rank_windows", "spans_of", "update_seconds", "zero_traffic",
+    "AGAIN", "ONCE", "PASSES", "TRAFFIC", "Constants", "Net", "Place", "Tables", "again_seconds", "choose_columns",
+    "chunk_seconds", "finish", "once_seconds", "pair_hop", "place_of", "rank_params", "rank_windows", "spans_of",
+    "zero_traffic",
 ]  # fmt: skip
 
 
@@ -286,100 +286,6 @@ def rank_windows(leads, slots, classes, windows):
 
 
 @njit(cache=True)
-def scatters_of(zero):
-    """Reduce-scatters' worth of gradient traffic after the last backward.
-
-    Stage 0 all-reduces (twice a reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
-    """
-    return 0.0 if zero >= 2 else 2.0 if zero == 0 else 1.0
-
-
-@njit(cache=True)
-def gathers_of(zero):
-    """All-gathers of the weights after the update (stages 1 and 2)."""
-    return 0.0 if zero == 0 or zero >= 3 else 1.0
-
-
-@njit(cache=True)
-def gradient_wire(dense, expert, zero, net, c):
-    """Seconds on the wire and latency of the gradients after the last backward."""
-    twice = scatters_of(zero)
-    wire = twice * c.grad_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    return wire, twice * (net[N_DP_LAT] + net[N_EDP_LAT])
-
-
-@njit(cache=True)
-def gather_wire(dense, expert, zero, net, c):
-    """The same of the weight all-gather, which overlap hides under the next step's first forward."""
-    once = gathers_of(zero)
-    wire = once * c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    return wire, once * (net[N_DP_LAT] + net[N_EDP_LAT])
-
-
-@njit(cache=True)
-def pieces_of(grads_bytes, bucket):
-    """Buckets that a rank's gradients fill. bucket 0: one."""
-    if bucket <= 0:
-        return 1.0
-    return max(np.ceil(grads_bytes / bucket), 1.0)
-
-
-@njit(cache=True)
-def bucket_terms(wire, latency, pieces):
-    """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed in any window.
-
-    The last bucket has nothing left to hide behind, the others take SLOWDOWN of the chip.
-    """
-    total = wire + pieces * latency
-    tail = total / pieces
-    return total, tail + SLOWDOWN * (total - tail)
-
-
-@njit(cache=True)
-def _two_terms(dense_wire, dense_latency, dense_pieces, expert_wire, expert_latency, expert_pieces):
-    """`bucket_terms` of two groups of buckets on the same links: the last of both is exposed."""
-    dense, expert = dense_wire + dense_pieces * dense_latency, expert_wire + expert_pieces * expert_latency
-    tail = dense / max(dense_pieces, 1.0) + expert / max(expert_pieces, 1.0)
-    return dense + expert, tail + SLOWDOWN * (dense + expert - tail)
-
-
-@njit(cache=True)
-def bucketed_terms(dense, expert, zero, bucket, net, c):
-    """`bucket_terms` of a rank's gradients, and of its weight gathers: total, least, total, least.
-
-    One stream of buckets for all parameters, or one for the dense and one for the experts where these have their own.
-    """
-    if c.expert_bucket < 0.0:
-        grad_s, grad_latency = gradient_wire(dense, expert, zero, net, c)
-        gather_s, gather_latency = gather_wire(dense, expert, zero, net, c)
-        pieces = pieces_of(c.grad_bytes * (dense + expert), bucket)
-        grads, least_grads = bucket_terms(grad_s, grad_latency, pieces)
-        gathers, least_gathers = bucket_terms(gather_s, gather_latency, pieces)
-        return grads, least_grads, gathers, least_gathers
-    d = pieces_of(c.grad_bytes * dense, bucket) if dense > 0.0 else 0.0
-    e = pieces_of(c.grad_bytes * expert, c.expert_bucket) if expert > 0.0 else 0.0
-    n, dense_s, expert_s = scatters_of(zero), dense * net[N_DP_BYTE], expert * net[N_EDP_BYTE]
-    wire = n * c.grad_bytes
-    grads, least_grads = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
-    n = gathers_of(zero)
-    wire = n * c.gather_bytes
-    gathers, least_gathers = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
-    return grads, least_grads, gathers, least_gathers
-
-
-@njit(cache=True)
-def cover_of(window):
-    """Seconds of traffic that `window` seconds of compute hide: what SLOWDOWN leaves of them. A float or lanes."""
-    return (1.0 - SLOWDOWN) * window
-
-
-@njit(cache=True)
-def hidden_behind(total, least, cover):
-    """Exposed seconds of bucketed traffic beside compute that hides `cover` seconds. A float or lanes."""
-    return larger(total - cover, least)
-
-
-@njit(cache=True)
 def place_of(t, layout, p):
     """Views of one layout."""
     x = t.layouts[layout]
@@ -388,13 +294,6 @@ def place_of(t, layout, p):
         t.chunks[x[4] : x[4] + p, : x[10]], t.slots[x[4] : x[4] + p, : x[10]], t.class_of[x[6] : x[6] + x[7]],
         t.leads[x[8] : x[8] + x[9]],
     )  # fmt: skip
-
-
-@njit(cache=True)
-def update_seconds(dense, expert, zero, net, c):
-    """Optimizer update of the shard that a rank owns: bound by memory."""
-    shard = dense / net[N_DP] + expert / net[N_EDP] if zero >= 1 else dense + expert
-    return shard * c.update_s_per_param
 
 
 @njit(cache=True)

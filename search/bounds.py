@@ -24,8 +24,8 @@ from estimator.compose import (
     once_seconds,
     place_of,
     rank_params,
-    update_seconds,
 )
+from estimator.gradients import update_seconds
 from estimator.jit import njit
 from estimator.memory import (
     ITEMS,

@@ -16,19 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from estimator.batch import splits_backward
-from estimator.compose import (
-    PASSES,
-    Net,
-    Tables,
-    chunk_seconds,
-    cover_of,
-    finish,
-    hidden_behind,
-    pair_hop,
-    place_of,
-    rank_windows,
-    spans_of,
-)
+from estimator.compose import PASSES, Net, Tables, chunk_seconds, finish, pair_hop, place_of, rank_windows, spans_of
+from estimator.gradients import cover_of, hidden_behind
 from estimator.jit import njit
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
 from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch

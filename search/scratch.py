@@ -20,15 +20,12 @@ from estimator.compose import (
     TRAFFIC,
     Net,
     again_seconds,
-    bucketed_terms,
     choose_columns,
-    gather_wire,
-    gradient_wire,
     once_seconds,
     rank_params,
-    update_seconds,
     zero_traffic,
 )
+from estimator.gradients import bucketed_terms, gather_wire, gradient_wire, update_seconds
 from estimator.jit import njit
 from estimator.lanes import WIDTH
 from estimator.memory import (

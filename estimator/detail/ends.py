@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.compose import Constants, pieces_of
+from estimator.compose import Constants
 from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, Shares
 from estimator.detail.script import Lane, Visit
 from estimator.detail.traffic import GradientTraffic, Transfer
+from estimator.gradients import pieces_of
 from estimator.graph import BlockKind
 from estimator.layout import Layout
 from estimator.rules import Case

@@ -7,14 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.compose import (
-    Constants,
-    bucket_terms,
-    bucketed_terms,
-    gather_wire,
-    gradient_wire,
-)
+from estimator.compose import Constants
 from estimator.cost.overlap import SLOWDOWN
+from estimator.gradients import bucket_terms, bucketed_terms, gather_wire, gradient_wire
 from estimator.precision import recipe
 from estimator.strategy import Overlap, Strategy
 from estimator.tables import constants_of

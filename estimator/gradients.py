@@ -1,0 +1,123 @@
+# mypy: disallow-untyped-decorators=False
+"""What data parallelism does at the ends of a step, jitted: gradients to their owners in buckets, update, weights back.
+
+Knows the parameters of a rank and its groups (compose.Net); what traffic hides behind is given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimator.compose import Net
+from estimator.cost.overlap import SLOWDOWN
+from estimator.jit import njit
+from estimator.lanes import larger
+
+__all__ = [
+    "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind", "pieces_of",
+    "update_seconds",
+]  # fmt: skip
+
+N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
+N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_LATENCY)
+
+
+@njit(cache=True)
+def scatters_of(zero):
+    """Reduce-scatters' worth of gradient traffic after the last backward.
+
+    Stage 0 all-reduces (twice a reduce-scatter); stages 2 and 3 have reduced every micro-batch already.
+    """
+    return 0.0 if zero >= 2 else 2.0 if zero == 0 else 1.0
+
+
+@njit(cache=True)
+def gathers_of(zero):
+    """All-gathers of the weights after the update (stages 1 and 2)."""
+    return 0.0 if zero == 0 or zero >= 3 else 1.0
+
+
+@njit(cache=True)
+def gradient_wire(dense, expert, zero, net, c):
+    """Seconds on the wire and latency of the gradients after the last backward."""
+    twice = scatters_of(zero)
+    wire = twice * c.grad_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
+    return wire, twice * (net[N_DP_LAT] + net[N_EDP_LAT])
+
+
+@njit(cache=True)
+def gather_wire(dense, expert, zero, net, c):
+    """The same of the weight all-gather, which overlap hides under the next step's first forward."""
+    once = gathers_of(zero)
+    wire = once * c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
+    return wire, once * (net[N_DP_LAT] + net[N_EDP_LAT])
+
+
+@njit(cache=True)
+def pieces_of(grads_bytes, bucket):
+    """Buckets that a rank's gradients fill. bucket 0: one."""
+    if bucket <= 0:
+        return 1.0
+    return max(np.ceil(grads_bytes / bucket), 1.0)
+
+
+@njit(cache=True)
+def bucket_terms(wire, latency, pieces):
+    """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed in any window.
+
+    The last bucket has nothing left to hide behind, the others take SLOWDOWN of the chip.
+    """
+    total = wire + pieces * latency
+    tail = total / pieces
+    return total, tail + SLOWDOWN * (total - tail)
+
+
+@njit(cache=True)
+def _two_terms(dense_wire, dense_latency, dense_pieces, expert_wire, expert_latency, expert_pieces):
+    """`bucket_terms` of two groups of buckets on the same links: the last of both is exposed."""
+    dense, expert = dense_wire + dense_pieces * dense_latency, expert_wire + expert_pieces * expert_latency
+    tail = dense / max(dense_pieces, 1.0) + expert / max(expert_pieces, 1.0)
+    return dense + expert, tail + SLOWDOWN * (dense + expert - tail)
+
+
+@njit(cache=True)
+def bucketed_terms(dense, expert, zero, bucket, net, c):
+    """`bucket_terms` of a rank's gradients, and of its weight gathers: total, least, total, least.
+
+    One stream of buckets for all parameters, or one for the dense and one for the experts where these have their own.
+    """
+    if c.expert_bucket < 0.0:
+        grad_s, grad_latency = gradient_wire(dense, expert, zero, net, c)
+        gather_s, gather_latency = gather_wire(dense, expert, zero, net, c)
+        pieces = pieces_of(c.grad_bytes * (dense + expert), bucket)
+        grads, least_grads = bucket_terms(grad_s, grad_latency, pieces)
+        gathers, least_gathers = bucket_terms(gather_s, gather_latency, pieces)
+        return grads, least_grads, gathers, least_gathers
+    d = pieces_of(c.grad_bytes * dense, bucket) if dense > 0.0 else 0.0
+    e = pieces_of(c.grad_bytes * expert, c.expert_bucket) if expert > 0.0 else 0.0
+    n, dense_s, expert_s = scatters_of(zero), dense * net[N_DP_BYTE], expert * net[N_EDP_BYTE]
+    wire = n * c.grad_bytes
+    grads, least_grads = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
+    n = gathers_of(zero)
+    wire = n * c.gather_bytes
+    gathers, least_gathers = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
+    return grads, least_grads, gathers, least_gathers
+
+
+@njit(cache=True)
+def cover_of(window):
+    """Seconds of traffic that `window` seconds of compute hide: what SLOWDOWN leaves of them. A float or lanes."""
+    return (1.0 - SLOWDOWN) * window
+
+
+@njit(cache=True)
+def hidden_behind(total, least, cover):
+    """Exposed seconds of bucketed traffic beside compute that hides `cover` seconds. A float or lanes."""
+    return larger(total - cover, least)
+
+
+@njit(cache=True)
+def update_seconds(dense, expert, zero, net, c):
+    """Optimizer update of the shard that a rank owns: bound by memory."""
+    shard = dense / net[N_DP] + expert / net[N_EDP] if zero >= 1 else dense + expert
+    return shard * c.update_s_per_param
