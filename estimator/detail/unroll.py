@@ -7,7 +7,7 @@ tier. Neglected: what arrives shares no link with what is sent (full duplex); ra
 
 from __future__ import annotations
 
-from estimator.build import LAYER_BLOCKS, build
+from estimator.build import build
 from estimator.detail.ends import Ends
 from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, PassWriter, Shares
@@ -87,27 +87,26 @@ class _Unroller:
         return {False: plain, True: recompute(plain, FULL if s.recompute.kind is RecomputeKind.BLOCK else s.recompute)}
 
     def _blocks(self, chunk: int) -> tuple[BlockRun, ...]:
-        """Blocks of a chunk in the order in which forward runs them."""
-        model, s = self.case.model, self.case.strategy
-        num_chunks = len(self.layout.class_of)
+        """Blocks of a chunk in the order in which forward runs them: a stretch of the model's sequence.
+
+        The last chunk looks tokens up once more, for what MTP layers read.
+        """
+        model, s, sequence = self.case.model, self.case.strategy, self.graphs[False].sequence
+        num_chunks, head = len(self.layout.class_of), sequence.index(BlockKind.HEAD)
         assert not isinstance(s.layout, LayoutRule), "a layout that is a rule is settled first"
         layers = s.layout or even_layers(model.num_layers, num_chunks)
-        start = sum(layers[:chunk])
+        first = head - model.num_layers
+        start = first + sum(layers[:chunk])
         again = self._again(chunk, layers[chunk])
-        kinds = [LAYER_BLOCKS[kind] for kind in model.layer_kinds[start : start + layers[chunk]]]
-        runs: list[BlockRun] = [(kind, n < again) for n, kind in enumerate(kinds)]
         everywhere = s.recompute.kind not in {RecomputeKind.NONE, RecomputeKind.BLOCK}
-        if chunk == 0:
-            entry = [k for k in (BlockKind.EMBEDDING, BlockKind.POSITIONS) if k in self.graphs[False].blocks]
-            runs = [*((kind, everywhere) for kind in entry), *runs]
-        if chunk == num_chunks - 1:
-            runs.append((BlockKind.HEAD, everywhere))
-            ahead = (
-                [BlockKind.EMBEDDING, BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]] if model.num_mtp_layers else []
-            )
-            runs += [(kind, everywhere) for _ in range(model.num_mtp_layers) for kind in ahead[1:]]
-            runs[-1:-1] = [(kind, everywhere) for kind in ahead[:1]]
-        return tuple(runs)
+        entry = sequence[:first] if chunk == 0 else ()
+        lookup = (BlockKind.EMBEDDING,) if model.num_mtp_layers else ()
+        ends = (BlockKind.HEAD, *lookup, *sequence[head + 1 :]) if chunk == num_chunks - 1 else ()
+        return (
+            *((kind, everywhere) for kind in entry),
+            *((kind, n < again) for n, kind in enumerate(sequence[start : start + layers[chunk]])),
+            *((kind, everywhere) for kind in ends),
+        )
 
     def _again(self, chunk: int, layers: int) -> int:
         """Layers of a chunk whose forward runs again."""

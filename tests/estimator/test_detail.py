@@ -14,6 +14,7 @@ from estimator.tasks import CATEGORIES, Category
 from estimator.timeline import critical_path
 from estimator.workload import Workload
 from hardware.catalog import cluster
+from tests.estimator.cases import DEEPSEEK, WORK, h100
 
 DENSE, MOE = (load_model(name, [spaces.MODELS]) for name in ("llama3_8b", "mixtral_8x7b"))
 FULL = Recompute(kind=RecomputeKind.FULL)
@@ -158,3 +159,11 @@ def test_layers_recomputed_by_chunk_and_a_bucket_of_the_experts_replay_to_their_
     assert abs(result.error) < 0.05
     together = replayed(Strategy(pp=2, ep=4, zero_stage=1, overlap=Overlap(dp=1)), model=MOE, chips=16, batch=64)
     assert len(result.timeline.tasks) != len(together.timeline.tasks)
+
+
+def test_tokens_are_looked_up_before_the_layer_that_predicts_further_ahead_reads_them():
+    tasks = unroll(DEEPSEEK, Strategy(pp=2), h100(16), WORK)
+    last = tasks.scopes.index("F0 chunk 1")
+    names = [tasks.names[i] for i in tasks.name[tasks.scope == last]]
+    starts = [names.index(name) for name in ("lm_head", "embed", "mtp.hidden_norm")]
+    assert starts == sorted(starts)
