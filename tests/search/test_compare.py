@@ -8,6 +8,7 @@ import math
 import pytest
 
 from estimator.step import evaluate
+from hardware.units import format_bytes
 from search.commands.point import read_point
 from search.layout import layers_of
 
@@ -130,3 +131,32 @@ def test_a_launch_tells_uneven_layouts_with_equal_neighbours_counted(search, tmp
     assert "layout 9, 2 x 8, 7" in said.out
     rows = json.loads(search("show", out, "--json").out)["rows"]
     assert {row["megatron_layout"] for row in rows} == {"Et*9|t*8|t*8|t*7L"}
+
+
+RULE = "llama3_70b:rule_of_thumb"
+
+
+def test_the_headline_says_which_is_faster_by_what_share_of_the_slower_and_for_how_much_memory(search):
+    full = "reference.rule_of_thumb.recompute=full"
+    slower, faster = compared(search, RULE, RULE, "--set-b", full), compared(search, RULE, RULE, "--set-a", full)
+    few, many = (slower[side]["step_time_s"] for side in ("a", "b"))
+    assert slower["headline"].startswith(f"B is {1 - few / many:.1%} slower, ")
+    assert faster["headline"].startswith(f"B is {1 - few / many:.1%} faster, ")
+    saved = slower["a"]["device_memory_bytes"] - slower["b"]["device_memory_bytes"]
+    assert saved > 0
+    assert f"with {format_bytes(saved)} less on the worst rank" in slower["headline"]
+    assert f"with {format_bytes(saved)} more on the worst rank" in faster["headline"]
+
+
+def test_a_side_that_does_not_fit_says_by_how_much_and_ranks_are_shown_where_they_differ(search):
+    large = ("--set-b", "reference.rule_of_thumb.micro_batch=4")
+    told = compared(search, RULE, RULE, *large)
+    assert (told["a"]["feasible"], told["b"]["feasible"]) == (True, False)
+    point = read_point("llama3_70b", "rule_of_thumb", [])
+    over = told["b"]["device_memory_bytes"] - point.system.usable_hbm_bytes
+    text = search("compare", RULE, RULE, *large).out
+    assert text.count("does not fit: ") == 1
+    assert f"does not fit: {format_bytes(over)} too much" in text
+    assert "ranks: layers of their chunks" not in text
+    shallow = search("compare", RULE, RULE, "--set-b", "reference.rule_of_thumb.vpp=2").out
+    assert "ranks: layers of their chunks" in shallow
