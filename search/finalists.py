@@ -21,6 +21,7 @@ __all__ = [
     "Key",
     "finalists",
     "key_of",
+    "name_of",
     "order_line",
     "reranked",
     "system_of_row",
@@ -51,8 +52,13 @@ class Finalist:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Id, name and system: reference points have no id of their own, and may be priced on several systems."""
+    """Id, name, system and its size: reference points have no id of their own, and may be priced on several."""
     return int(row["id"]), str(row["name"]), str(row["system"]), int(row["num_gpus"])
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What a user calls a row: its id, or the name of a reference point."""
+    return str(row["name"]) if row["id"] < 0 else str(row["id"])
 
 
 def finalists(front: Table, reference: Table, objectives: Sequence[str], more: int = MORE) -> list[Finalist]:
@@ -126,7 +132,7 @@ def order_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(row["name"] if row["id"] < 0 else str(row["id"]) for row in rows)
+    return ", ".join(name_of(row) for row in rows)
 
 
 def system_of_row(space: Space, row: Mapping[str, Any]) -> SystemSpec:

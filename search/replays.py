@@ -28,7 +28,7 @@ from results.chrome_trace import MAX_BYTES, check_free, write_trace
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_at, strategy_columns
 from results.store import RunFolder
 from results.trace_selection import ALL
-from search.finalists import AGREEMENT, PARTIAL, Finalist, Key, key_of, reranked, system_of_row
+from search.finalists import AGREEMENT, PARTIAL, Finalist, Key, key_of, name_of, reranked, system_of_row
 from search.plain import plain
 from search.space import Space
 
@@ -150,8 +150,7 @@ def check_traces(space: Space, chosen: Sequence[Finalist], folder: Path, prefix:
 
 
 def _told(finalist: Finalist) -> str:
-    row = finalist.row
-    return f"{row['name'] if row['id'] < 0 else row['id']} ({', '.join(finalist.why)})"
+    return f"{name_of(finalist.row)} ({', '.join(finalist.why)})"
 
 
 def _sentence(error: BaseException) -> str:

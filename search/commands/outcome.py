@@ -15,21 +15,21 @@ from results.report.text import format_cell, hanging
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_json
 from results.store import RunFolder
 from results.table import Table
-from search.finalists import AGREEMENT, PARTIAL, Key, key_of, order_line
+from search.finalists import AGREEMENT, PARTIAL, Key, key_of, name_of, order_line
 
 if TYPE_CHECKING:
     from estimator.detail.step import ReplayedStep  # shows of a run load no replay
 
 __all__ = [
-    "read_replays",
-    "json_replays",
     "beside",
     "detail",
     "finalist_lines",
-    "replay_lines",
     "json_detail",
     "json_replay",
+    "json_replays",
     "points_of",
+    "read_replays",
+    "replay_lines",
 ]
 
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ def replay_lines(rows: Sequence[Row]) -> list[str]:
         lines += [f"{len(done)} finalists replayed, the estimate is off by {widest:.1%} at most", *_differences(rows)]
     for row in rows:
         note = row["note"].partition(PARTIAL)[0].rstrip("; ")  # what a trace leaves out stands last
-        lines += hanging(f"{_name(row)}: ", note) if note else []
+        lines += hanging(f"{name_of(row)}: ", note) if note else []
     return lines
 
 
@@ -87,7 +87,7 @@ def _differences(rows: Sequence[Row]) -> list[str]:
     away = [row for row in rows if row["rank_replayed"] and not row["agrees"]]
     lines = []
     if away:
-        names = ", ".join(f"{_name(row)} ({row['error']:+.1%})" for row in away)
+        names = ", ".join(f"{name_of(row)} ({row['error']:+.1%})" for row in away)
         lines += hanging("! ", f"the estimate is off by more than {AGREEMENT:.0%}, trust the replay: {names}")
     changed = order_line(rows)
     return [*lines, *(hanging("", changed) if changed else [])]
@@ -158,7 +158,3 @@ def json_detail(step: ReplayedStep) -> dict[str, Any]:
         "exposed": traffic,
         "ranks": ranks,
     }
-
-
-def _name(row: Row) -> str:
-    return str(row["name"]) if row["id"] < 0 else str(row["id"])

@@ -22,7 +22,7 @@ from search.commands.point import Point, read_point, read_row, split_run
 from search.commands.remedies import remedies
 from search.commands.rows import summary
 from search.commands.runs import find_run, space_of
-from search.finalists import MORE, Finalist, finalists, key_of
+from search.finalists import MORE, Finalist, finalists, key_of, name_of
 from search.replays import Replayed, check_traces, known_rows, replay_finalists, replay_point, subject_of, trace_name
 
 __all__ = ["run"]
@@ -72,7 +72,7 @@ def _replay_run(args: argparse.Namespace, folder: RunFolder) -> int:
     lines = finalist_lines(rows, points)
     shown: dict[str, Any] | None = None
     if best is not None and best.step is not None:
-        row = best.row["name"] or str(best.row["id"])
+        row = name_of(best.row)
         lines += ["", *hanging(f"the fastest, {row}: ", summary(points[key_of(best.row)])), "", detail(best.step)]
         lines += [
             *_opening(traces),
