@@ -31,15 +31,15 @@ from search.space import Keep, Space, parse_space
 from search.structures import structure_filters
 from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, warmed_up
 from search.trials import check_kept, closest_to_feasible, trial_parts
-from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress, Update
+from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasible, Progress, Update
 
-__all__ = ["LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
+__all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
 
 TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
 
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
-    """A new run of `space`. Raises NothingFeasible with the run folder written, KeyboardInterrupt with `run` set."""
+    """A new run of `space`. Raises NothingFeasible with the run folder written, Interrupted once there is one."""
     manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
     with RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest) as run:
         return _replay(_carry_out(run, space, options, progress), space, options, progress)
@@ -92,8 +92,7 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
         replaying = replay_finalists(run, space, chosen, traces=traces, trace_bytes=TRACE_BYTES, tell=progress.phase)
         deque(replaying, maxlen=0)
     except KeyboardInterrupt as stop:
-        stop.run = run.path  # type: ignore[attr-defined]
-        raise
+        raise Interrupted(run.path) from stop
     finally:
         seconds = run.manifest["seconds"]
         took = time.perf_counter() - start
@@ -131,8 +130,7 @@ def _ending_as_it_ends(run: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         run.update_manifest(state="interrupted")
-        stop.run = run.path  # type: ignore[attr-defined]
-        raise
+        raise Interrupted(run.path) from stop
     except NothingFeasible:
         run.update_manifest(state="done")
         raise
@@ -318,7 +316,7 @@ def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndar
     ids = np.sort(found.ids)
     columns = compose_ids(space, plan.enumeration, ids)
     values = np.stack([columns[o.column] for o in space.objectives], axis=1)
-    keep = non_dominated(values, ids, [not o.minimise for o in space.objectives])
+    keep = non_dominated(values, ids, space.higher)
     return ids[keep], {name: column[keep] for name, column in columns.items()}
 
 

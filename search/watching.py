@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["FIRST_RUN", "LaunchOptions", "NothingFeasible", "Progress", "Update"]
+__all__ = ["FIRST_RUN", "Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update"]
 
 
 FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
@@ -56,6 +56,14 @@ class Progress(Protocol):
 
     def update(self, state: Update) -> None:
         """A block is done."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run, which is in a folder by then."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
 
 
 class NothingFeasible(Exception):

@@ -23,7 +23,7 @@ from search.commands.progress import watching
 from search.commands.rows import json_rows
 from search.commands.runs import find_run, space_of
 from search.commands.why import closest_lines, closest_remedies, counts_line
-from search.launch import LaunchOptions, NothingFeasible, Progress, launch, resume
+from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
 from search.space import Space, load_space
 from search.trials import closest_of
@@ -78,9 +78,7 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
     try:
         with watching() as watcher:
             folder = work(watcher)
-    except KeyboardInterrupt as stop:
-        if not hasattr(stop, "run"):  # before there was one
-            raise
+    except Interrupted as stop:
         goes_on = "go on with: search resume"
         if RunFolder.open(stop.run).state == "done":
             goes_on = "the front is written; replay its finalists with: search replay"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from results.store import RunFolder
-from search.launch import LaunchOptions, Update, launch, resume
+from search.launch import Interrupted, LaunchOptions, Update, launch, resume
 from search.space import load_space
 from tests.search.test_pool import command, descendants, wait_until_gone
 from tests.search.watch import Watch
@@ -89,9 +89,9 @@ def interrupted(out: Path, at: int) -> Path:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as stopped:
+    with pytest.raises(Interrupted) as stopped:
         launch(load_space("llama3_70b", SETTINGS), replace(INLINE, out=out), Watch(at, stop))
-    assert stopped.value.run == out  # type: ignore[attr-defined]
+    assert stopped.value.run == out
     return out
 
 
