@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from estimator.balance import Shape, balance, fastest, prefix_of, shape_of
+from estimator.balance import MARGIN, Shape, balance, fastest, prefix_of, shape_of
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
 from estimator.batch import fixed_bytes, splits_backward
@@ -32,7 +32,6 @@ from hardware.system import SystemSpec
 
 __all__ = ["Pipeline", "configured_layouts", "pipeline_of"]
 
-SHADE = 1e-9  # of a limit: what the walk and evaluate may round apart
 MAX_KNOWN = 1 << 18  # layouts that a pipeline remembers
 
 
@@ -61,7 +60,7 @@ class Pipeline:
         of_layer = of_kind[self.kinds]
         even = np.diff(np.append(0.0, np.cumsum(of_layer))[self.bounds])
         even[0], even[-1] = even[0] + first, even[-1] + last
-        cut = float(even[self.chunks].sum(axis=1).max()) * (1.0 + SHADE)
+        cut = float(even[self.chunks].sum(axis=1).max()) * (1.0 + MARGIN)
         costs = linear_costs(of_layer, first, last, self.num_chunks, cut)
         return fastest(costs, self.chunks, self.prefix, cut)
 
@@ -107,7 +106,7 @@ def configured_layouts(
     bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes
     shares = (zero >= 1, zero >= 2, zero >= 3)
     room = Room(
-        limit=(constants.capacity_bytes - constants.context_bytes) / RESERVED_FACTOR * (1.0 - SHADE),
+        limit=(constants.capacity_bytes - constants.context_bytes) / RESERVED_FACTOR * (1.0 - MARGIN),
         fixed=fixed_bytes(float(prices.buffer_bytes[0]), float(prices.hop_bytes[0]), pp) + WORKSPACE_BYTES,
         bucket=float(sizes["bucket_bytes"]),
         staged=int(bucketed),

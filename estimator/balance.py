@@ -28,9 +28,10 @@ from estimator.balance_walk import BYTES, SECONDS, SQUARES, Room, one_each, pair
 from estimator.compose import Constants
 from estimator.layout import even_layers
 
-__all__ = ["MAX_PREFIX", "Balanced", "Shape", "balance", "fastest", "prefix_of", "rank_loads", "shape_of", "unlimited"]
+__all__ = ["MARGIN", "Balanced", "Shape", "balance", "fastest", "prefix_of", "rank_loads", "shape_of", "unlimited"]
 
 SHADE = 1e-12  # what the same seconds or bytes may differ by where they are added in another order
+MARGIN = 1e-9  # what a cut or a limit that was reckoned elsewhere may differ by
 ANY_BYTES = 1e300  # a limit that is none, and yet has memory counted
 MAX_PREFIX = 8  # layers before the alike ones, which are spread over chunks in every way: 2^8 of them
 
@@ -151,7 +152,7 @@ class _Walk:
 
     def fastest(self, cut: float, limit: float) -> np.ndarray:
         """Least seconds of the busiest rank within `limit` bytes, then chunks most alike; within `cut` there is one."""
-        least, layers = self.walk(SECONDS, cut * (1.0 + 1e-9), limit)
+        least, layers = self.walk(SECONDS, cut * (1.0 + MARGIN), limit)
         assert np.isfinite(least), "the layout that gave the cut is one"
         return layers if self.shape is Shape.ROUND_ROBIN else self.walk(SQUARES, least * (1.0 + SHADE), limit)[1]
 

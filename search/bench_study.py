@@ -84,7 +84,7 @@ def _work(space: Space, sampler: Sampler, seed: int, trials: int, starts: int) -
         dimensions = Dimensions.of(space)
         study = Study(
             run.path / "journal" / "study.log", name=space.name, fingerprint="", sampler=sampler, seed=seed,
-            levels=dimensions.parameters, higher=[not o.minimise for o in space.objectives],
+            levels=dimensions.parameters, higher=space.higher,
         )  # fmt: skip
         for code in dimensions.starts(starts) if starts else ():
             study.enqueue(dimensions.parameters_of(code))

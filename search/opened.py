@@ -12,7 +12,7 @@ from typing import Any
 
 from estimator.layout import even_layers
 from estimator.schedule import placement
-from estimator.strategy import Chunks, Fusion, LayoutRule, RecomputeKind, Strategy
+from estimator.strategy import Chunks, Fusion, LayoutRule, Recompute, RecomputeKind, Strategy
 from hardware.units import MB
 from search.space import Space, SpaceError
 
@@ -101,7 +101,8 @@ def _fusion_set(space: Space, structure: Structure, levels: Levels) -> frozenset
 
 def _per_chunk(space: Space) -> Free:
     """Off, or a share of each chunk's layers that goes linearly from the first rank to the last."""
-    if all(choice.kind is not RecomputeKind.BLOCK for choice in space.axes["recompute"]):  # type: ignore[attr-defined]
+    choices = (choice for choice in space.axes["recompute"] if isinstance(choice, Recompute))
+    if all(choice.kind is not RecomputeKind.BLOCK for choice in choices):
         raise SpaceError(
             f"{space.name}: strategy.recompute_per_chunk: what chunks recompute is a block; got recompute without it; "
             "accepted block among the values of strategy.recompute"

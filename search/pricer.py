@@ -22,6 +22,7 @@ from search.sweep import Plan, SweepWorker, survey
 __all__ = ["Priced", "Pricer", "objectives_of"]
 
 ENUMERATED = 1 << 16  # candidates composed at a time where all are looked at
+PRICED = COUNTS.index("priced")
 MEMORY, CONSTRAINTS = "memory", "constraints"
 
 
@@ -86,7 +87,7 @@ def _price(worker: SweepWorker, structure: int, rules: dict[str, int]) -> Priced
     found = worker.sweep(index, None) if plan.bounded else worker.enumerate(index)
     late = structure_filters(space)[1]
     ids, slack = found.ids, {CONSTRAINTS: 0.0} if late else {}
-    if not len(ids) and found.counts[3] and late:
+    if not len(ids) and found.counts[PRICED] and late:
         free = replace(worker.plan, space=replace(space, constraints=()))
         ids = _best(SweepWorker(free), index, plan.bounded)
         known = {**compose_ids(space, plan.enumeration, ids), **known_values(space, plan.enumeration, ids)}
@@ -96,7 +97,7 @@ def _price(worker: SweepWorker, structure: int, rules: dict[str, int]) -> Priced
         slack |= {CONSTRAINTS: 0.0} if late else {}
     columns = compose_ids(space, plan.enumeration, ids)
     values = objectives_of(space, columns)
-    keep = non_dominated(values, ids, [not o.minimise for o in space.objectives])
+    keep = non_dominated(values, ids, space.higher)
     at = int(np.argmin(_scalar(space, values[keep])))
     keep = np.concatenate([keep[at : at + 1], np.delete(keep, at)])
     columns = {name: column[keep] for name, column in columns.items()}

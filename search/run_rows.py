@@ -66,7 +66,7 @@ def reference_columns(space: Space) -> dict[str, Any]:
 def hypervolume_of(space: Space, columns: dict[str, np.ndarray]) -> dict[str, Any] | None:
     """Hypervolume of a front and its reference, the worst of each objective; None where one is not positive."""
     values = np.stack([columns[o.column] for o in space.objectives], axis=1)
-    higher = [not o.minimise for o in space.objectives]
+    higher = space.higher
     if (values <= 0).any():
         return None
     reference = worst(values, higher)

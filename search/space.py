@@ -103,6 +103,11 @@ class Space:
         return tuple(name for name, values in self.axes.items() if OPEN in values)
 
     @property
+    def higher(self) -> list[bool]:
+        """Of each objective, whether more is better."""
+        return [not objective.minimise for objective in self.objectives]
+
+    @property
     def is_point(self) -> bool:
         """Whether it is a configuration."""
         return self.raw_size == 1 and not self.open_axes

@@ -98,11 +98,11 @@ class Study:
 
         A Gaussian process is told the first alone.
         """
+        if self._sampler is Sampler.GP:  # a process has one value at a point, and its cost grows with their cube
+            return
         generation = {
             key: value for key, value in self._trials()[like.number].system_attrs.items() if key.endswith(":generation")
         }
-        if self._sampler is Sampler.GP:  # a process has one value at a point, and its cost grows with their cube
-            return
         self._study.add_trial(
             create_trial(
                 state=TrialState.COMPLETE,
@@ -126,10 +126,6 @@ class Study:
     def told(self) -> list[dict[str, float]]:
         """Parameters of every trial that was told values."""
         return [dict(trial.params) for trial in self._trials() if trial.state is TrialState.COMPLETE]
-
-    def num_waiting(self) -> int:
-        """Enqueued parameters that were not asked for yet."""
-        return sum(trial.state is TrialState.WAITING for trial in self._trials())
 
     def _trials(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False)

@@ -44,7 +44,7 @@ def curve(folder: RunFolder, space: Space, reference: Sequence[float] | None) ->
     """
     rounds = [record for record in folder.read_blocks() if "study" in record]
     rounds = [record for record in rounds if record["study"] == rounds[-1]["study"]]
-    higher = [not o.minimise for o in space.objectives]
+    higher = space.higher
     front, fronts = np.zeros((0, len(higher))), []
     for record in rounds:
         front = np.concatenate([front, *(_values(space, result) for result in record["results"])])

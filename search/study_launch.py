@@ -72,7 +72,7 @@ def _opened(
     study = Study(
         path, name=str(run.manifest["name"]), fingerprint=fingerprint(dimensions), sampler=choice.sampler,
         seed=int(run.manifest["seed"]), levels=dimensions.parameters,
-        higher=[not o.minimise for o in dimensions.space.objectives],
+        higher=dimensions.space.higher,
     )  # fmt: skip
     told: dict[str, Any] = {}
     if study.is_new:

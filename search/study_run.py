@@ -32,6 +32,7 @@ BATCH = 16
 STALE = 20
 """Rounds in a row that bring nothing new before a study ends: the sampler repeats itself, or has seen all there is."""
 
+PRICED = COUNTS.index("priced")
 Asked = list[tuple[Any, dict[str, float]]]
 
 
@@ -89,7 +90,7 @@ class StudyRun:
         self.asked, self.seconds = 0, 0.0
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._next_id, self._stale = 0, 0
-        self._higher = [not o.minimise for o in self.space.objectives]
+        self._higher = self.space.higher
 
     @property
     def study(self) -> Study:
@@ -122,8 +123,8 @@ class StudyRun:
             return f"{self.evaluated} configurations are priced"
         if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
             return f"{self.budget.seconds:g} s have passed"
-        if self.budget.candidates is not None and self.counts[3] >= self.budget.candidates:
-            return f"{self.counts[3]} candidates are priced"
+        if self.budget.candidates is not None and self.counts[PRICED] >= self.budget.candidates:
+            return f"{self.counts[PRICED]} candidates are priced"
         if self.evaluated >= self.dimensions.num_configurations:
             return "every configuration is priced"
         return f"{STALE} rounds brought nothing new" if self._stale >= STALE else ""

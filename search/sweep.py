@@ -227,7 +227,7 @@ class SweepWorker:
     def enumerate(self, index: np.ndarray) -> Swept:
         """Every candidate of some structures, composed in batches; for objectives without proven bounds."""
         space, counts = self.plan.space, np.zeros(len(COUNTS), np.int64)
-        higher = [not o.minimise for o in space.objectives]
+        higher = space.higher
         best_ids, best = np.zeros(0, np.int64), np.zeros((0, len(space.objectives)))
         counts[0] = len(index)
         for ids in batches(self.plan.enumeration, index, ENUMERATED):
@@ -327,7 +327,7 @@ def merge(parts: list[Swept], space: Space, *, bounded: bool) -> Swept:
     ids = np.concatenate([p.ids for p in parts])
     systems = np.concatenate([p.systems for p in parts])
     values = np.concatenate([p.values for p in parts])
-    higher = None if bounded else [not o.minimise for o in space.objectives]
+    higher = None if bounded else space.higher
     keep = [
         np.flatnonzero(systems == s)[non_dominated(values[systems == s], ids[systems == s], higher)]
         for s in np.unique(systems)
@@ -387,7 +387,7 @@ def measure_rate(space: Space, seconds: float = 10.0) -> tuple[float, int]:
     worker.sweep(order[:8], None)
     priced, start, size = 0, time.perf_counter(), 64
     for first in range(0, len(order), size):
-        priced += int(worker.sweep(order[first : first + size], None).counts[3])
+        priced += int(worker.sweep(order[first : first + size], None).counts[COUNTS.index("priced")])
         if time.perf_counter() - start > seconds:
             break
     return priced / (time.perf_counter() - start), priced

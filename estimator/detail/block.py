@@ -25,8 +25,8 @@ from hardware.system import SystemSpec
 
 __all__ = ["BlockWriter"]
 
-LANES = {Group.TP: Lane.TP, Group.CP: Lane.CP, Group.EP: Lane.EP, Group.ETP: Lane.EP}
-CATEGORIES = {Group.TP: Category.TP, Group.CP: Category.CP, Group.EP: Category.EP, Group.ETP: Category.EP}
+LANE_OF = {Group.TP: Lane.TP, Group.CP: Lane.CP, Group.EP: Lane.EP, Group.ETP: Lane.EP}
+CATEGORY_OF = {Group.TP: Category.TP, Group.CP: Category.CP, Group.EP: Category.EP, Group.ETP: Category.EP}
 CORE = CORE_KINDS | {OpKind.SOFTMAX}
 CAST = frozenset({OpKind.MATMUL, OpKind.QUANTIZE})
 
@@ -181,7 +181,7 @@ class BlockWriter:
             return -1
         nbytes = float(op.payload) / pieces if what.seconds > 0 and not _is_ring(op) else 0.0
         return script.transfer(
-            op.name, LANES[op.group], what, CATEGORIES[op.group], shield, after=after, alloc=nbytes, free=nbytes
+            op.name, LANE_OF[op.group], what, CATEGORY_OF[op.group], shield, after=after, alloc=nbytes, free=nbytes
         )
 
 

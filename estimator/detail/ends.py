@@ -26,8 +26,10 @@ from estimator.tasks import Category, Shield
 
 __all__ = ["Ends"]
 
+FULL_ENOUGH = 0.999  # of a bucket: parts of it that were divided may sum to a little less
 
-class Group(NamedTuple):
+
+class _Group(NamedTuple):
     """Whose gradients a stream of buckets carries, and the bytes of a bucket."""
 
     dense: bool
@@ -96,12 +98,12 @@ class Ends:
                 out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
         return out
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[_Group]:
         """Streams of buckets: one for all gradients, or one for the dense and one for the experts."""
         mine, experts = float(self.case.sizes["bucket_bytes"][0]), self.constants.expert_bucket
-        return [Group(True, True, mine)] if experts < 0 else [Group(True, False, mine), Group(False, True, experts)]
+        return [_Group(True, True, mine)] if experts < 0 else [_Group(True, False, mine), _Group(False, True, experts)]
 
-    def _completed(self, rank: int, group: Group) -> Iterator[tuple[float, float, list[int]]]:
+    def _completed(self, rank: int, group: _Group) -> Iterator[tuple[float, float, list[int]]]:
         """Dense and expert gradient elements in the order in which they are complete, with the tasks that do it.
 
         A block's are complete bit by bit along its backward: it is cut into parts of about a bucket.
@@ -230,7 +232,7 @@ def _buckets(
     dense, expert, tasks = 0.0, 0.0, list[int]()
     for d, e, more in parts:
         dense, expert, tasks = dense + d * c.grad_bytes, expert + e * c.grad_bytes, [*tasks, *more]
-        if dense + expert >= 0.999 * bucket_bytes:
+        if dense + expert >= FULL_ENOUGH * bucket_bytes:
             yield dense, expert, tasks
             dense, expert, tasks = 0.0, 0.0, []
     if dense + expert > 0:

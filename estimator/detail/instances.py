@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,21 @@ __all__ = ["Instances"]
 STREAMS = {
     Lane.COMPUTE: "compute", Lane.TP: "tp", Lane.CP: "cp", Lane.EP: "ep", Lane.DP: "dp", Lane.PP: "pp",
 }  # fmt: skip
+
+
+class _Extra(NamedTuple):
+    """A task of no pass. Named as the columns of a script and of an instance."""
+
+    rank: int
+    lane: Lane
+    name: str
+    what: Transfer
+    category: Category
+    shield: Shield
+    chunk: int
+    micro_batch: int
+    alloc_bytes: float
+    free_bytes: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +52,7 @@ class Instances:
     micro_batch: list[int] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
     size: int = 0
-    more: list[tuple[int, Lane, str, Transfer, Category, Shield, int, int, float, float]] = field(default_factory=list)
+    more: list[_Extra] = field(default_factory=list)
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
     gates: list[int] = field(default_factory=list)
@@ -112,13 +127,13 @@ class Instances:
     ) -> int:  # fmt: skip
         """A task of no pass."""
         task = len(self)
-        self.more.append((rank, lane, name, what, category, shield, chunk, micro_batch, alloc, free))
+        self.more.append(_Extra(rank, lane, name, what, category, shield, chunk, micro_batch, alloc, free))
         self.link(after, [task])
         return task
 
     def tasks(self, devices: Sequence[Device], num_ranks: int) -> Tasks:
         """Everything as arrays; streams lane by lane, rank after rank."""
-        names = sorted({n for script in self.scripts for n in script.name} | {item[2] for item in self.more})
+        names = sorted({n for script in self.scripts for n in script.name} | {item.name for item in self.more})
         code = {name: i for i, name in enumerate(names)}
         lengths = np.array([len(self.scripts[k]) for k in self.script], dtype=np.int64)
         first = np.cumsum([0, *(len(script) for script in self.scripts)])
@@ -126,31 +141,24 @@ class Instances:
         rows = np.repeat(first[self.script] - np.array(self.base, dtype=np.int64), lengths) + np.arange(self.size)
         owner = np.repeat(np.arange(len(self.base)), lengths)
 
-        def column(of_script: str, of_extra: int | None, dtype: type = np.float64) -> np.ndarray:
-            library: np.ndarray = np.array(
-                [x for script in self.scripts for x in getattr(script, of_script)], dtype=dtype
-            )
-            rest: np.ndarray = np.array(
-                [0.0 if of_extra is None else item[of_extra] for item in self.more], dtype=dtype
-            )
-            return np.concatenate([library[rows], rest])
+        def column(name: str, rest: Sequence[float], dtype: type = np.float64) -> np.ndarray:
+            library: np.ndarray = np.array([x for script in self.scripts for x in getattr(script, name)], dtype=dtype)
+            return np.concatenate([library[rows], np.array(rest, dtype=dtype)])
 
-        def whole(values: Sequence[int], of_extra: int) -> np.ndarray:
-            rest = [item[of_extra] for item in self.more]
-            return np.concatenate([np.array(values, dtype=np.int64)[owner], np.array(rest, dtype=np.int64)])
+        def whole(name: str) -> np.ndarray:
+            rest = [getattr(item, name) for item in self.more]
+            return np.concatenate([np.array(getattr(self, name), np.int64)[owner], np.array(rest, dtype=np.int64)])
 
-        def coded(of_script: str, of_extra: int, codes: Mapping[Any, int]) -> np.ndarray:
-            library = np.array(
-                [codes[x] for script in self.scripts for x in getattr(script, of_script)], dtype=np.int64
-            )
-            return np.concatenate([library[rows], np.array([codes[item[of_extra]] for item in self.more], np.int64)])
+        def coded(name: str, codes: Mapping[Any, int]) -> np.ndarray:
+            library = np.array([codes[x] for script in self.scripts for x in getattr(script, name)], dtype=np.int64)
+            return np.concatenate([library[rows], np.array([codes[getattr(x, name)] for x in self.more], np.int64)])
 
-        what: list[Transfer] = [item[3] for item in self.more]
+        what = [item.what for item in self.more]
         loads = np.concatenate([load for script in self.scripts for load in script.loads]).reshape(-1, self.num_links)
         n = len(self)
         gates = np.zeros(n, dtype=np.bool_)
         gates[self.gates] = True
-        lanes = len(Lane)
+        before, after = self._edges()
         return Tasks(
             devices=tuple(devices),
             streams=tuple(
@@ -159,18 +167,19 @@ class Instances:
             ),
             names=tuple(names),
             scopes=(*(self._label(i) for i in range(len(self.base))), "between passes"),
-            stream=whole(self.rank, 0) * lanes + column("lane", 1, np.int64),
-            seconds=np.concatenate([column("seconds", None)[: self.size], [x.seconds for x in what]]),
-            category=coded("category", 4, {c: i for i, c in enumerate(CATEGORIES)}),
-            before=self._edges()[0], after=self._edges()[1],
-            name=coded("name", 2, dict(code)),
+            stream=whole("rank") * len(Lane) + column("lane", [item.lane for item in self.more], np.int64),
+            seconds=column("seconds", [x.seconds for x in what]),
+            category=coded("category", {c: i for i, c in enumerate(CATEGORIES)}),
+            before=before, after=after,
+            name=coded("name", code),
             scope=np.concatenate([owner, np.full(len(self.more), len(self.base))]),
-            micro_batch=whole(self.micro_batch, 7), chunk=whole(self.chunk, 6),
-            shield=coded("shield", 5, {s: i for i, s in enumerate(SHIELDS)}),
-            launch_s=column("launch_s", None), gates=gates,
-            takes=np.concatenate([column("takes", None)[: self.size], [x.takes for x in what]]),
+            micro_batch=whole("micro_batch"), chunk=whole("chunk"),
+            shield=coded("shield", {s: i for i, s in enumerate(SHIELDS)}),
+            launch_s=column("launch_s", [0.0] * len(what)), gates=gates,
+            takes=column("takes", [x.takes for x in what]),
             loads=np.concatenate([loads[rows], np.array([x.loads for x in what]).reshape(-1, self.num_links)]),
-            alloc_bytes=column("alloc_bytes", 8), free_bytes=column("free_bytes", 9),
+            alloc_bytes=column("alloc_bytes", [item.alloc_bytes for item in self.more]),
+            free_bytes=column("free_bytes", [item.free_bytes for item in self.more]),
         )  # fmt: skip
 
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from estimator.cost.table import PriceTable
+from estimator.cost.table import Base, PriceTable
 from estimator.detail.block import BlockWriter
 from estimator.detail.script import Lane, Script, Visit
 from estimator.detail.traffic import GradientTraffic, Transfer
@@ -37,7 +37,6 @@ class Shares:
     @classmethod
     def of(cls, prices: PriceTable, grad_bytes: float, gather_bytes: float) -> Shares:
         """From the price table of one row."""
-        from estimator.cost.table import Base
 
         def column(name: str) -> dict[BlockKind, float]:
             return dict(zip(prices.kinds, prices.base[0, :, Base[name]].tolist(), strict=True))

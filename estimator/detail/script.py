@@ -44,9 +44,7 @@ class Script:
     """Columns of the tasks written so far. `tail`: what the next task waits for."""
 
     num_links: int
-    joined_s: float = (
-        0.0  # kernels that follow one another with nothing between them become one task of so many seconds
-    )
+    joined_s: float = 0.0  # kernels that follow one another directly become one task of up to so many seconds
     lane: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     category: list[Category] = field(default_factory=list)
@@ -84,9 +82,7 @@ class Script:
         if not self.joined_s or self.tail != [last] or self.seconds[last] + seconds > self.joined_s:
             return False
         begins = bool(self.visits) and self.visits[-1].stop == len(self)  # a block's tasks are its own
-        return (
-            self.tail == [last] and self.lane[last] == Lane.COMPUTE and self.category[last] is category and not begins
-        )
+        return self.lane[last] == Lane.COMPUTE and self.category[last] is category and not begins
 
     def _join(self, name: str, seconds: float, launch_s: float, alloc: float, free: float) -> int:
         """Add a kernel to the last task: its time, its launch, the most that both hold and what is left of it.

@@ -21,6 +21,9 @@ _CELLS = 50
 _BAR = 50
 _HEAD = ("id", "estimate", "replay", "error", "peak estimate", "peak replay")
 _TENTHS = "0123456789"
+_NUMBERS = (
+    "estimated_step_time_s", "replayed_step_time_s", "estimated_peak_memory_bytes", "replayed_peak_memory_bytes",
+)  # fmt: skip
 
 
 def finalist_table(replays: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> str:
@@ -38,11 +41,6 @@ def finalist_table(replays: Sequence[Mapping[str, Any]], points: Sequence[Mappin
         out += hanging("      ", row["note"]) if row["note"] else []
     out.append("-" * WIDTH)
     return "\n".join([*out, *(hanging("all rows: ", ", ".join(common)) if common else [])]) + "\n"
-
-
-_NUMBERS = (
-    "estimated_step_time_s", "replayed_step_time_s", "estimated_peak_memory_bytes", "replayed_peak_memory_bytes",
-)  # fmt: skip
 
 
 def critical_table(path: CriticalPath, span_s: float) -> str:
