@@ -124,8 +124,8 @@ class Ends:
                     yield dense / parts, expert / parts, after
 
     def _at(self, instance: int, visit: Visit, share: float) -> list[int]:
-        """The tasks of a visit that end a share of it."""
-        if share >= 1:
+        """The tasks of a visit that end a share of it; of one without tasks, an embedding's, what it follows."""
+        if share >= 1 or visit.start == visit.stop:
             return self.made.global_ids(instance, visit.tails)
         return self.made.global_ids(instance, [visit.start + int(share * (visit.stop - visit.start))])
 
