@@ -26,7 +26,7 @@ from estimator.tasks import Category, Shield
 
 __all__ = ["Ends"]
 
-FULL_ENOUGH = 0.999  # of a bucket: parts of it that were divided may sum to a little less
+ROUNDING = 1e-9  # of a bucket: divided parts may sum to a little less
 
 
 class _Group(NamedTuple):
@@ -228,12 +228,20 @@ class Ends:
 def _buckets(
     parts: Sequence[tuple[float, float, list[int]]], bucket_bytes: float, c: Constants
 ) -> Iterator[tuple[float, float, list[int]]]:
-    """Parts (elements and tasks) joined to buckets: dense and expert bytes, and all their tasks."""
+    """Parts (elements and tasks) joined to full buckets: dense and expert bytes, and all their tasks.
+
+    A part that does not fit into what is left of a bucket is divided: both buckets wait for its tasks.
+    """
     dense, expert, tasks = 0.0, 0.0, list[int]()
     for d, e, more in parts:
-        dense, expert, tasks = dense + d * c.grad_bytes, expert + e * c.grad_bytes, [*tasks, *more]
-        if dense + expert >= FULL_ENOUGH * bucket_bytes:
-            yield dense, expert, tasks
-            dense, expert, tasks = 0.0, 0.0, []
+        left = (d + e) * c.grad_bytes
+        while left > 0:
+            take = min(left, bucket_bytes - (dense + expert))
+            share = take / (d + e)
+            dense, expert, tasks = dense + d * share, expert + e * share, [*tasks, *more]
+            left = left - take if left - take > ROUNDING * bucket_bytes else 0.0
+            if dense + expert >= (1.0 - ROUNDING) * bucket_bytes:
+                yield dense, expert, tasks
+                dense, expert, tasks = 0.0, 0.0, []
     if dense + expert > 0:
         yield dense, expert, tasks
