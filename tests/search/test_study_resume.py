@@ -122,6 +122,30 @@ def test_a_study_whose_rounds_lost_a_line_prices_those_again(whole, tmp_path):
     assert front["id"].tolist() == wanted["id"].tolist()
 
 
+@pytest.mark.parametrize("key", ["asked", "seconds", "results"])
+def test_a_round_without_its_content_is_refused_in_one_line_that_names_it(search, tmp_path, key):
+    run = tmp_path / "run"
+    interrupted(run)
+    rounds = run / "journal" / "blocks.jsonl"
+    lines = rounds.read_text().splitlines(keepends=True)
+    record = json.loads(lines[1])
+    del record[key]
+    rounds.write_text("".join([lines[0], json.dumps(record) + "\n", *lines[2:]]))
+    said = search("resume", run, "--pool", "inline")
+    assert said.code == 2
+    assert f"blocks.jsonl:2: a round must be whole, but this one is damaged (KeyError: '{key}')" in said.err
+
+
+def test_a_round_that_stands_twice_in_a_journal_counts_once(whole, tmp_path):
+    run = tmp_path / "run"
+    interrupted(run)
+    rounds = run / "journal" / "blocks.jsonl"
+    rounds.write_bytes(rounds.read_bytes() + rounds.read_bytes().splitlines(keepends=True)[1])
+    resumed = resume(run, INLINE, Watch())
+    assert tables(run) == tables(whole.path)
+    assert resumed.manifest["counts"] == whole.manifest["counts"]
+
+
 @pytest.mark.parametrize("damage", [b"{", b"not JSON", b"[]", b'{"op_code": 99}', b'{"op_code": 5, "worker_id": "x"}'])
 def test_a_journal_damaged_elsewhere_is_refused_in_one_line_and_left_alone(search, tmp_path, damage):
     run = interrupted(tmp_path / "run")
