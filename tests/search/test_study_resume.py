@@ -23,6 +23,7 @@ from tests.search.watch import Watch
 INLINE = LaunchOptions(pool="inline")
 TRIALS = 8 * BATCH
 SETTINGS = ("search.sampler=nsga2", f"search.trials={TRIALS}")
+VALUES = b'{"op_code": 6, "worker_id": "x", "trial_id": 0, "state": 1, "values": ["x"]}'
 FILES = ("front.parquet", "trials/part-000000.parquet")
 
 
@@ -146,7 +147,9 @@ def test_a_round_that_stands_twice_in_a_journal_counts_once(whole, tmp_path):
     assert resumed.manifest["counts"] == whole.manifest["counts"]
 
 
-@pytest.mark.parametrize("damage", [b"{", b"not JSON", b"[]", b'{"op_code": 99}', b'{"op_code": 5, "worker_id": "x"}'])
+@pytest.mark.parametrize(
+    "damage", [b"{", b"not JSON", b"[]", b'{"op_code": 99}', b'{"op_code": 5, "worker_id": "x"}', VALUES]
+)
 def test_a_journal_damaged_elsewhere_is_refused_in_one_line_and_left_alone(search, tmp_path, damage):
     run = interrupted(tmp_path / "run")
     lines = journal(run).read_bytes().split(b"\n")
