@@ -103,8 +103,15 @@ class RunFolder:
     @property
     def space_yaml(self) -> str:
         """The resolved space."""
-        with as_user_error(self.path / "space.yaml", "read"):
-            return (self.path / "space.yaml").read_text(encoding="utf-8")
+        file = self.path / "space.yaml"
+        with as_user_error(file, "read"):
+            content = file.read_bytes()
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{file}: must be UTF-8, but is damaged at byte {error.start}; put it right from a copy"
+            ) from error
 
     def claim(self) -> None:
         """Becomes the only writer until `close`; ValueError names the process that already is."""

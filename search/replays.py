@@ -53,6 +53,8 @@ def replay_finalists(
 
     What cannot be replayed is a row with a note. Ranks are those among all rows that the run has.
     """
+    if why := _unreadable(run):
+        tell(f"{why}: the rows that it had are lost, and the file is written anew")
     rows = known_rows(run)
     for number, finalist in enumerate(chosen, start=1):
         tell(f"replaying {number} of {len(chosen)}: {_told(finalist)}")
@@ -77,6 +79,15 @@ def known_rows(run: RunFolder) -> dict[Key, dict[str, Any]]:
         return {key_of(row): row for row in run.read_replays().rows()}
     except ValueError:
         return {}
+
+
+def _unreadable(run: RunFolder) -> str:
+    """What is wrong with the rows of former replays; empty where nothing is."""
+    try:
+        run.read_replays()
+    except ValueError as error:
+        return str(error).partition(";")[0]
+    return ""
 
 
 def replay_point(

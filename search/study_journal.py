@@ -58,6 +58,10 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("op_code"), int) or "worker_id" not in record:
+        record = None
+    elif not all(isinstance(value, int | float) for value in record.get("values") or ()):
+        record = None
+    if record is None:
         raise ValueError(
             f"{path}:{number}: each line must be a record of an Optuna journal, but got {line[:60]!r}; put the file "
             "right from a copy, or launch anew with --warm"

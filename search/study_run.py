@@ -105,12 +105,23 @@ class StudyRun:
 
     def recall(self) -> None:
         """Take in what the journal of rounds holds of this very study."""
-        for record in self.run.read_blocks():
+        for number, record in enumerate(self.run.read_blocks(), start=1):
             if record.get("study") == self.mark:
-                self.asked += int(record["asked"])
-                self.seconds = float(record["seconds"])
-                for result in record["results"]:
-                    self._remember(result)
+                try:
+                    self._recall(record)
+                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                    file = self.run.path / "journal" / "blocks.jsonl"
+                    raise ValueError(
+                        f"{file}:{number}: a round must be whole, but this one is damaged"
+                        f" ({type(error).__name__}: {error}); delete the line: what it told is worked out again"
+                    ) from error
+
+    def _recall(self, record: dict[str, Any]) -> None:
+        self.asked += int(record["asked"])
+        self.seconds = float(record["seconds"])
+        for result in record["results"]:
+            if self.dimensions.canonical(int(result["code"])) not in self._known:  # a line may stand there twice
+                self._remember(result)
 
     def missing(self) -> list[int]:
         """Codes that the study was told and the rounds do not hold, for a crash cut their line."""

@@ -24,7 +24,10 @@ from estimator.rules import Case
 from estimator.schedule import Kind
 from estimator.tasks import Category, Shield
 
-__all__ = ["Ends"]
+__all__ = ["MAX_BUCKETS", "Ends"]
+
+MAX_BUCKETS = 300_000
+"""Of all ranks and one direction, some seconds of unrolling; 405 B parameters in 1 MB buckets over tp 8 are 200 K."""
 
 ROUNDING = 1e-9  # of a bucket: divided parts may sum to a little less
 
@@ -57,7 +60,8 @@ class Ends:
     passes: Sequence[Sequence[tuple[int, ...]]]
 
     def write(self) -> None:
-        """Gradients, norm, update, weights."""
+        """Gradients, norm, update, weights. ValueError where there are more buckets than can be replayed."""
+        self._refuse_endless()
         ranks = range(len(self.passes))
         reduced = [self._reduce(rank) for rank in ranks]
         everything = [
@@ -75,6 +79,21 @@ class Ends:
             )  # fmt: skip
             if self.shared and self.zero in {1, 2}:
                 self._gather(rank, update)
+
+    def _refuse_endless(self) -> None:
+        if not self.shared or self.zero >= 3 or not self.case.sizes["overlap_dp"][0]:
+            return
+        held = [group.of(*self._held(rank)) for rank in range(len(self.passes)) for group in self._groups()]
+        buckets = [group.bucket for _ in self.passes for group in self._groups()]
+        number = sum(
+            float(pieces_of(sum(elements) * self.constants.grad_bytes, bucket))
+            for elements, bucket in zip(held, buckets, strict=True)
+        )
+        if number > MAX_BUCKETS:
+            raise ValueError(
+                f"a step must send at most {MAX_BUCKETS} buckets of gradients to be replayed, but bucket_bytes "
+                f"{int(self.case.sizes['bucket_bytes'][0])} makes {number:.0f}; raise it (and expert_bucket_bytes)"
+            )
 
     # ------------------------------------------------------------------------------------------------------ gradients
 

@@ -56,6 +56,7 @@ class Instances:
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
     gates: list[int] = field(default_factory=list)
+    prior: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the passes that a pass follows
     plans: dict[tuple[int, int], list[Turn]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -105,12 +106,20 @@ class Instances:
 
     def follow(self, instance: int, *before: int) -> None:
         """The pass starts when those before it have ended; gathers of its first weights may start earlier."""
+        self.prior[instance] = before
         for other in before:
             self.link(self.tails(other), self.entries(instance))
-            visits = self.of(other).visits
             for task, back in self.of(instance).ahead:
-                anchor = visits[-back].tails if back <= len(visits) else ()
-                self.link(self.global_ids(other, anchor), self.global_ids(instance, [task]))
+                self.link(self._anchor(other, back), self.global_ids(instance, [task]))
+
+    def _anchor(self, instance: int, back: int) -> list[int]:
+        """What ends the block that many blocks before the end of a pass, in passes before it where it has fewer."""
+        while back > len(self.of(instance).visits):
+            back -= len(self.of(instance).visits)
+            if not self.prior.get(instance):
+                return []
+            instance = self.prior[instance][-1]
+        return self.global_ids(instance, self.of(instance).visits[-back].tails)
 
     def alternate(self, *pair: int) -> None:
         """Kernels of two passes in turn: what a pair of passes launches."""

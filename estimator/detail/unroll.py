@@ -193,13 +193,13 @@ class _Unroller:
     def _follow(self, made: Instances, items: list[tuple[int, ...]]) -> None:
         """A rank's passes one after the other; of a pair both at once where they hide each other's traffic."""
         for n, parts in enumerate(items):
+            before = items[n - 1] if n else ()
+            for part in parts if self._beside else parts[:1]:
+                made.follow(part, *before[-1 if not self._beside else 0 :])
             if len(parts) == 2 and not self._beside:
                 made.follow(parts[1], parts[0])
             elif len(parts) == 2:
                 made.alternate(*parts)
-            before = items[n - 1] if n else ()
-            for part in parts if self._beside else parts[:1]:
-                made.follow(part, *before[-1 if not self._beside else 0 :])
 
     def _tails(self, made: Instances, parts: tuple[int, ...]) -> list[int]:
         return [task for part in (parts if self._beside else parts[-1:]) for task in made.tails(part)]

@@ -25,7 +25,7 @@ from search.commands.runs import find_run, space_of
 from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
-from search.space import Space, load_space
+from search.space import Sampler, Space, load_space
 from search.trials import closest_of
 
 __all__ = ["run", "run_resume"]
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = [load_space(name, overrides) for name in args.spaces]
     for space in loaded:
         check_searchable(space)
-    warm = find_run(args.warm).path if args.warm is not None else None
+    warm = _warm(args.warm, loaded) if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
     options = replace(_options(args, out), warm=warm)
     for space in loaded:
@@ -56,6 +56,16 @@ def run(args: argparse.Namespace) -> int:
         if code:
             return code
     return 0
+
+
+def _warm(name: str, loaded: list[Space]) -> Path:
+    """The run to start from. ValueError, before a folder is made, where it has no front or a search no use for it."""
+    for space in loaded:
+        if space.options.sampler is Sampler.EXHAUSTIVE:
+            raise ValueError(f"{space.name}: --warm starts a study, but --sampler exhaustive is exact; leave one out")
+    folder = find_run(name)
+    folder.read_front()
+    return folder.path
 
 
 def run_resume(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_count
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
-from results.store import RUNS, RunFolder
+from results.store import RUNS, RunFolder, is_run
 from search.axes import axis_values
 from search.commands.runs import find_run, space_of
 from search.finalists import system_of_row
@@ -92,6 +92,8 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if reference is None and (named := split_named(target)) is not None:
         target, reference = named
     parts = split_run(target)
+    if parts is None and is_run(Path(target)):
+        raise ValueError(f"{target}: a run holds many points; write {target}:ID, with an id of `search show {target}`")
     if parts is None:
         return _of_space(load_space(target, overrides), reference, target)
     if reference is not None:
@@ -111,7 +113,11 @@ def _of_space(space: Space, reference: str | None, target: str) -> Point:
         strategy = space.strategy()
     else:
         names = ", ".join(space.references)
-        raise SpaceError(f"{target}: a configuration has one value per key; name a point with --reference ({names})")
+        wide = [f"strategy.{name}" for name, values in space.axes.items() if len(values) > 1 or name in space.open_axes]
+        keys = ", ".join(wide[:3]) + (", ..." if len(wide) > 3 else "") or "system"
+        raise SpaceError(
+            f"{target}: {keys}: a configuration has one value per key; name a point with --reference ({names})"
+        )
     return Point(
         name=reference or space.name, model=space.model, system=space.system, workload=space.workload, strategy=strategy
     )
@@ -147,4 +153,7 @@ def read_row(folder: RunFolder, row_id: str) -> dict[str, Any]:
     front = folder.read_front()
     trials = folder.read_trials()
     table = trials if int(row_id) in trials["id"] and int(row_id) not in front["id"] else front
-    return table.row(table.find(int(row_id)))
+    try:
+        return table.row(table.find(int(row_id)))
+    except ValueError as error:
+        raise ValueError(f"{folder.path}:{row_id}: {error}") from error

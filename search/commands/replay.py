@@ -136,7 +136,7 @@ def _row_of_run(args: argparse.Namespace, folder: RunFolder, row_id: str) -> Rep
     if traces is not None:
         check_traces(space, chosen, traces, prefix)
     with folder:
-        (done,) = replay_finalists(folder, space, chosen, traces=traces, prefix=prefix)
+        (done,) = replay_finalists(folder, space, chosen, traces=traces, prefix=prefix, tell=tell)
     trace = str(folder.path / done.row["trace"]) if done.row["trace"] else ""  # one outside the run is absolute
     return replace(done, row=done.row | {"trace": trace})
 

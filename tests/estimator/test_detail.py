@@ -1,5 +1,7 @@
 """The replay of a step against its estimate: equal where nothing overlaps, close where it does, and where they part."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -167,3 +169,18 @@ def test_tokens_are_looked_up_before_the_layer_that_predicts_further_ahead_reads
     names = [tasks.names[i] for i in tasks.name[tasks.scope == last]]
     starts = [names.index(name) for name in ("lm_head", "embed", "mtp.hidden_norm")]
     assert starts == sorted(starts)
+
+
+FEW_BLOCKS = [
+    (DENSE, Strategy(pp=4, layout=(0, 16, 16, 0))),
+    (replace(DENSE, num_layers=4), Strategy(pp=4)),
+    (replace(MOE, num_layers=8), Strategy(pp=8, tp=4, ep=2, sequence_parallel=True, schedule=Schedule.DUALPIPE)),
+]
+
+
+@pytest.mark.parametrize(("model", "strategy"), FEW_BLOCKS, ids=["no layers", "one layer", "one layer a direction"])
+def test_chunks_of_few_blocks_fetch_weights_no_further_ahead_than_others(model, strategy):
+    strategy = replace(strategy, zero_stage=3, overlap=Overlap(dp=1), recompute=FULL)
+    result = replayed(strategy, model=model, chips=64, batch=128, seq=512)
+    peaks = zip(result.peak_memory_bytes, result.estimate.stages, strict=True)
+    assert max(peak / sum(stage.memory.values()) for peak, stage in peaks) < 1.1

@@ -178,3 +178,61 @@ def test_an_illegal_configuration_names_where_it_stands(search, tmp_path):
     said = search("estimate", file, "--reference", "eight", "--set", "reference.eight.tp=3")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"search: {file}: world: ")
+
+
+def test_a_space_of_a_run_that_is_no_text_names_its_file(search, small_run):
+    (small_run.path / "space.yaml").write_bytes(b"name: \xff\n")
+    for command in ("replay", "why"):
+        said = search(command, small_run.path)
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith(f"search: {small_run.path / 'space.yaml'}: must be UTF-8, but is damaged at byte 6")
+
+
+@pytest.mark.parametrize("words", [("replay", "{run}:999"), ("compare", "{run}:0", "{run}:999")])
+def test_an_id_that_a_run_lacks_names_the_run(search, small_run, words):
+    said = search(*(word.format(run=small_run.path) for word in words))
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"search: {small_run.path}:999: no row has id 999; the first of 3 ids are [0, 7, 14]")
+
+
+def test_a_run_in_the_place_of_one_of_its_points_says_how_to_name_one(search, small_run):
+    for words in (("estimate", small_run.path), ("compare", f"{small_run.path}:0", small_run.path)):
+        said = search(*words)
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert f"write {small_run.path}:ID" in said.err
+
+
+def test_a_space_in_the_place_of_a_point_names_the_keys_with_several_values(search):
+    said = search("compare", SMALL, SMALL)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"search: {SMALL}: strategy.tp, strategy.pp, strategy.micro_batch, ...: ")
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "exhaustive"])
+def test_a_warm_start_that_cannot_be_leaves_no_folder(search, small_run, sampler):
+    (small_run.path / "front.parquet").write_bytes(b"PAR1")
+    words = ("launch", SMALL, *INLINE, "--warm", small_run.path, "--out", "run", "--sampler", sampler)
+    said = search(*words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert ("front.parquet" if sampler == "nsga2" else "--warm starts a study") in said.err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_more_buckets_than_can_be_replayed_are_refused_at_once(search, stage):
+    place = "reference.fully_sharded"
+    words = ("--set", f"{place}.zero_stage={stage}", "--set", f"{place}.tp=2", "--set", f"{place}.bucket_bytes=1")
+    said = search("replay", f"{SMALL}:fully_sharded", *words, "--no-trace")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "at most 300000 buckets of gradients to be replayed, but bucket_bytes 1 makes" in said.err
+
+
+def test_damaged_rows_of_replays_are_written_anew_and_never_silently(search, small_run):
+    file = small_run.path / "replays.parquet"
+    file.write_bytes(b"PAR1")
+    said = search("replay", f"{small_run.path}:7", "--no-trace")
+    assert said.code == 0
+    assert f"{file}: not a whole Parquet file" in said.err
+    assert "written anew" in said.err
+    assert len(small_run.read_replays()) == 1
+    assert "written anew" not in search("replay", f"{small_run.path}:7", "--no-trace").err

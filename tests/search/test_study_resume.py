@@ -23,6 +23,7 @@ from tests.search.watch import Watch
 INLINE = LaunchOptions(pool="inline")
 TRIALS = 8 * BATCH
 SETTINGS = ("search.sampler=nsga2", f"search.trials={TRIALS}")
+VALUES = b'{"op_code": 6, "worker_id": "x", "trial_id": 0, "state": 1, "values": ["x"]}'
 FILES = ("front.parquet", "trials/part-000000.parquet")
 
 
@@ -122,7 +123,33 @@ def test_a_study_whose_rounds_lost_a_line_prices_those_again(whole, tmp_path):
     assert front["id"].tolist() == wanted["id"].tolist()
 
 
-@pytest.mark.parametrize("damage", [b"{", b"not JSON", b"[]", b'{"op_code": 99}', b'{"op_code": 5, "worker_id": "x"}'])
+@pytest.mark.parametrize("key", ["asked", "seconds", "results"])
+def test_a_round_without_its_content_is_refused_in_one_line_that_names_it(search, tmp_path, key):
+    run = tmp_path / "run"
+    interrupted(run)
+    rounds = run / "journal" / "blocks.jsonl"
+    lines = rounds.read_text().splitlines(keepends=True)
+    record = json.loads(lines[1])
+    del record[key]
+    rounds.write_text("".join([lines[0], json.dumps(record) + "\n", *lines[2:]]))
+    said = search("resume", run, "--pool", "inline")
+    assert said.code == 2
+    assert f"blocks.jsonl:2: a round must be whole, but this one is damaged (KeyError: '{key}')" in said.err
+
+
+def test_a_round_that_stands_twice_in_a_journal_counts_once(whole, tmp_path):
+    run = tmp_path / "run"
+    interrupted(run)
+    rounds = run / "journal" / "blocks.jsonl"
+    rounds.write_bytes(rounds.read_bytes() + rounds.read_bytes().splitlines(keepends=True)[1])
+    resumed = resume(run, INLINE, Watch())
+    assert tables(run) == tables(whole.path)
+    assert resumed.manifest["counts"] == whole.manifest["counts"]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"{", b"not JSON", b"[]", b'{"op_code": 99}', b'{"op_code": 5, "worker_id": "x"}', VALUES]
+)
 def test_a_journal_damaged_elsewhere_is_refused_in_one_line_and_left_alone(search, tmp_path, damage):
     run = interrupted(tmp_path / "run")
     lines = journal(run).read_bytes().split(b"\n")
