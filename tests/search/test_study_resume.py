@@ -233,6 +233,18 @@ def test_show_prints_hypervolume_against_time(search, whole, tmp_path):
     assert search("show", exact, "--exact", whole.path).code == 2
 
 
+def test_hypervolumes_of_two_questions_are_not_compared(search, whole, tmp_path):
+    other = tmp_path / "other"
+    search("launch", "llama3_8b_small", "--pool", "inline", "--replay", "0", "--out", other)
+    said = search("show", whole.path, "--exact", other)
+    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+    assert "has another model; give a run of llama3_70b" in said.err
+
+
+def test_what_a_study_tried_is_not_called_its_front(search, whole):
+    assert search("show", whole.path, "--tables", "trials", "--top", "3").out.endswith("points that were tried\n")
+
+
 def test_the_small_spaces_are_what_they_were(tmp_path):
     """A study asks for no more than a space has."""
     space = parse_space(SMALL["only speed"].resolved_yaml())
