@@ -219,6 +219,14 @@ def test_an_open_axis_is_refused_by_the_exact_sweep_before_a_run_begins(search, 
     assert not (tmp_path / "run").exists()
 
 
+def test_blocks_left_to_a_sampler_without_block_recompute_are_refused_before_a_run_begins(search, tmp_path):
+    asked = ("--set", "strategy.recompute_per_chunk=search", "--out", tmp_path / "run")
+    said = search("launch", "llama3_8b_small", "--pool", "inline", *asked)
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "accepted block among the values of strategy.recompute" in said.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_show_prints_hypervolume_against_time(search, whole, tmp_path):
     said = search("show", whole.path, "--top", "1")
     assert said.code == 0
