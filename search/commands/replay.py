@@ -115,6 +115,7 @@ def _replay_point(args: argparse.Namespace) -> int:
         path = None if folder is None else folder / trace_name(row, point.name)
         if path is not None:
             check_free(path, subject_of(point.model, point.strategy, point.system, point.workload))
+        tell(f"replaying {args.config}")
         asked = Finalist(row=row, why=(ASKED,))
         done = replay_point(point.model, point.strategy, point.system, point.workload, finalist=asked, path=path)
     if done.step is None:
@@ -136,7 +137,7 @@ def _row_of_run(args: argparse.Namespace, folder: RunFolder, row_id: str) -> Rep
     if traces is not None:
         check_traces(space, chosen, traces, prefix)
     with folder:
-        (done,) = replay_finalists(folder, space, chosen, traces=traces, prefix=prefix)
+        (done,) = replay_finalists(folder, space, chosen, traces=traces, prefix=prefix, tell=tell)
     trace = str(folder.path / done.row["trace"]) if done.row["trace"] else ""  # one outside the run is absolute
     return replace(done, row=done.row | {"trace": trace})
 
