@@ -160,9 +160,9 @@ class _Trace:
             )
         cost = np.zeros(len(self.tasks))
         cost[self.ran] = OP_BYTES + 2 * time + 4 * number + np.array(names, dtype=np.int64)[self.tasks.name[self.ran]]
-        np.add.at(cost, self.tasks.before[self.flows], FLOW_BYTES + 2 * time + 6 * number)
+        np.add.at(cost, self.flows[:, 0], FLOW_BYTES + 2 * time + 6 * number)
         self.kept, self.ops = choose(self.tasks.micro_batch, cost, self.ran, max_bytes - fixed)
-        self.flows = self.flows[self.kept[self.tasks.before[self.flows]] & self.kept[self.tasks.after[self.flows]]]
+        self.flows = self.flows[self.kept[self.flows].all(axis=1)]
 
     def notes(self) -> dict[str, str]:
         """What a reader of the file must know."""
@@ -252,9 +252,9 @@ class _Trace:
     def _arrows(self) -> dict[int, list[tuple[str, int]]]:
         """Per task the arrows that end at its start, then those that begin at its end, by number."""
         arrows: dict[int, list[tuple[str, int]]] = {}
-        for number, edge in enumerate(self.flows.tolist(), start=1):
-            arrows.setdefault(int(self.tasks.before[edge]), []).append(("s", number))
-            arrows.setdefault(int(self.tasks.after[edge]), []).insert(0, ("f", number))
+        for number, (before, after) in enumerate(self.flows.tolist(), start=1):
+            arrows.setdefault(before, []).append(("s", number))
+            arrows.setdefault(after, []).insert(0, ("f", number))
         return arrows
 
     def _counter_lines(self) -> Iterator[str]:
@@ -267,12 +267,23 @@ class _Trace:
                 )
 
     def _flows(self) -> np.ndarray:
-        """Edges that get an arrow: from a transfer to a task of another device, both at least a nanosecond long."""
-        tasks, before, after = self.tasks, self.tasks.before, self.tasks.after
+        """Tasks [N, 2] that an arrow joins: a transfer, and what waited for it on another device.
+
+        Both are at least a nanosecond long, or a viewer could not tell whom an arrow means: one to a task of no length
+        (the begin of a pass whose weights are gathered first) goes on to the next of its pass on that stream.
+        """
+        tasks = self.tasks
         long = np.zeros(len(tasks), dtype=np.bool_)
         long[self.ran] = self.end[self.ran] > self.start[self.ran]
-        sends = ~self.computes[tasks.stream[before]]
-        return np.flatnonzero(sends & (tasks.device[before] != tasks.device[after]) & long[before] & long[after])
+        heir = np.arange(len(tasks))
+        order = self.ran[np.lexsort((self.ran, self.end[self.ran], self.start[self.ran], tasks.stream[self.ran]))]
+        for i in np.flatnonzero(~long[order])[::-1].tolist():
+            task, after = order[i], order[min(i + 1, len(order) - 1)]
+            if tasks.stream[task] == tasks.stream[after] and tasks.scope[task] == tasks.scope[after]:
+                heir[task] = heir[after]
+        sends = ~self.computes[tasks.stream[tasks.before]] & (tasks.device[tasks.before] != tasks.device[tasks.after])
+        flows = np.stack([tasks.before[sends], heir[tasks.after[sends]]], axis=1)
+        return flows[long[flows].all(axis=1)]
 
     def _passes(self) -> _Passes:
         """Passes by device and start. A pass lasts as long as its compute, or as its traffic where it has none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hardware.units import format_count
 from search.free import grid_size
+from search.opened import OPENED
 from search.space import Sampler, Space
 from search.sweep import Plan, survey
 
@@ -39,6 +40,8 @@ def check_searchable(space: Space) -> None:
     asked = space.options.sampler
     if asked is Sampler.EXHAUSTIVE:
         space.refuse_open()
+    for name in space.open_axes:
+        OPENED[name](space)
     missing = [name for name in NEEDS.get(asked, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(

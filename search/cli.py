@@ -198,7 +198,7 @@ def _add_search(commands: _Commands) -> None:
         choices=("auto", "exhaustive", "nsga2", "nsga3", "tpe", "gp", "random", "qmc"),
         help="how points are chosen; auto: the exact sweep where it can, else nsga2",
     )
-    launch.add_argument("--trials", type=_positive, metavar="N", help="configurations that a sampler prices (1000)")
+    launch.add_argument("--trials", type=_positive, metavar="N", help="structures that a sampler tries (1000)")
     launch.add_argument("--seconds", type=_positive, metavar="S", help="of sampling, instead or at most")
     launch.add_argument("--seed", type=_whole, help="of a sampler; stored with the run")
     launch.add_argument("--warm", metavar="RUN", help="a former run whose front a sampler tries first")

@@ -57,13 +57,13 @@ def ranked(front: Table, objectives: Sequence[str]) -> tuple[list[int], dict[int
 
 def front_table(
     front: Table, objectives: Sequence[str], *, reference: Table | None = None, replays: Table | None = None,
-    top: int | None = None,
+    top: int | None = None, what: str = "points of the front",
 ) -> str:  # fmt: skip
     """The front: objectives, the chips as a product of degrees, and the rest of each configuration.
 
     `reference` rows come last with their distance to the best of each objective. `replays` adds the step time of what
     was replayed, with a `!` where it is far from the estimate. `top` limits the rows of the front to the marked ones
-    and, of the others, those that differ most from what is shown.
+    and, of the others, those that differ most from what is shown; `what` says of what there are so many.
     """
     if not len(front) and not (reference is not None and len(reference)):
         return "the front is empty: no configuration is feasible\n"
@@ -84,7 +84,7 @@ def front_table(
     lines.append("-" * WIDTH)
     if common:
         lines += hanging("all rows: ", ", ".join(common))
-    lines.append(f"{len(shown)} of {len(front)} points of the front")
+    lines.append(f"{len(shown)} of {len(front)} {what}")
     return "\n".join(lines) + "\n"
 
 

@@ -52,14 +52,24 @@ def clip(text: str, width: int = 60) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Takes a sum that is longer than a line for several words."""
+
+    def _split(self, text: str) -> list[str]:
+        chunks = super()._split(text)
+        return [part for c in chunks for part in (re.split(r"(?<=\+)", c) if len(c) > self.width else [c]) if part]
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Lines of at most `width` characters, broken at spaces where there are any, but not between a word and its number.
 
-    >>> wrap("tp 1 x pp 16", 7)
-    ['tp 1 x', 'pp 16']
+    What is longer than a line is broken behind a `+` before it is cut anywhere else.
+
+    >>> wrap("tp 1 x pp 16", 7), wrap("recompute norms+act", 7)
+    (['tp 1 x', 'pp 16'], ['recompu', 'te', 'norms+', 'act'])
     """
     glued = re.sub(r"(?<=[a-z]) (?=\d)", "\N{NO-BREAK SPACE}", text)
-    lines = textwrap.wrap(glued, max(width, 1), break_on_hyphens=False)
+    lines = _Wrapper(width=max(width, 1), break_on_hyphens=False).wrap(glued)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 

@@ -137,7 +137,7 @@ def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:
     kinds = (("allocated", "peak"), ("reserved", "reserved"), ("device", "device"))
     counters = ", ".join(f"{name} {format_bytes(row[f'{key}_memory_bytes'])}" for name, key in kinds)
     return [
-        f"memory; not counted: {NOT_COUNTED}",
+        *hanging("memory; not counted: ", NOT_COUNTED),
         f"worst stage {worst.rank}: {counters}",
         f"its largest items: {largest}",
         memory_table(

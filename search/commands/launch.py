@@ -144,7 +144,7 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
         *damage,
         "",
     ]
-    lines += hanging("candidates: ", counts_line(manifest["counts"]))
+    lines += hanging("candidates: ", counts_line(manifest["counts"], space.open_axes))
     lines += hanging("search: ", str(manifest.get("sampler_reason", "")))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
     lines += _next(folder.path, int(front["id"][order[0]]), replayed=bool(len(replays)))

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from hardware.units import format_count, format_seconds
-from results.report.text import format_cell
+from results.report.text import WIDTH, format_cell, wrap
 from search.commands.answer import tell
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Lines:
 
     def phase(self, text: str) -> None:
         """Says what starts now."""
-        tell(text)
+        tell(*wrap(text, WIDTH))
 
     def update(self, state: Update) -> None:
         """Says how far it is, if it is time to."""
@@ -59,7 +59,7 @@ class Lines:
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + INTERVAL_S
-            tell(progress_line(state, self._first))
+            tell(*wrap(progress_line(state, self._first), WIDTH))
 
     def __enter__(self) -> Self:
         return self

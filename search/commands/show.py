@@ -13,7 +13,7 @@ import numpy as np
 
 from hardware.units import format_seconds
 from results.report import csv_text, front_table, ranked
-from results.report.text import columns
+from results.report.text import columns, hanging
 from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer, check_free, write
@@ -21,6 +21,7 @@ from search.commands.outcome import finalist_lines, json_replays, points_of, rea
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
 from search.finalists import key_of
+from search.space import Space
 from search.study_curve import curve, is_study, reference_of
 
 __all__ = ["run"]
@@ -95,11 +96,22 @@ def _growth(args: argparse.Namespace, folder: RunFolder) -> tuple[list[dict[str,
         points = curve(folder, space_of(folder), None)
         whole, share_of = (points[-1].hypervolume if points else 0.0), "of the last"
     else:
-        exact = find_run(args.exact)
+        exact, space = find_run(args.exact), space_of(folder)
+        _check_same_question(exact, space_of(exact), space)
         whole, reference = reference_of(exact)
-        points, share_of = curve(folder, space_of(folder), reference), f"of the front of {exact.path}"
+        points, share_of = curve(folder, space, reference), f"of the front of {exact.path}"
     rows = [asdict(point) | {"share": point.hypervolume / whole if whole > 0 else 1.0} for point in points]
     return rows, share_of
+
+
+def _check_same_question(exact: RunFolder, other: Space, space: Space) -> None:
+    """ValueError where fronts of two spaces have no common measure; what their axes offer may differ."""
+    for name in ("model", "systems", "workload", "objectives"):
+        if getattr(other, name) != getattr(space, name):
+            raise ValueError(
+                f"--exact must be a run of the same model, system, workload and objectives, but {exact.path} has "
+                f"another {name.removesuffix('s')}; give a run of {space.name}"
+            )
 
 
 def _growth_text(growth: list[dict[str, Any]], share_of: str) -> str:
@@ -111,7 +123,8 @@ def _growth_text(growth: list[dict[str, Any]], share_of: str) -> str:
         [format_seconds(p["seconds"]), str(p["trials"]), f"{p['share']:.2%}", "#" * round(BAR * min(p["share"], 1.0))]
         for p in picked
     ]
-    head = f"\nhypervolume of the study against its time (log10 axes), as share {share_of}:\n"
+    told = hanging("", f"hypervolume of the study against its time (log10 axes), as share {share_of}:")
+    head = "\n".join(["", *told]) + "\n"
     return head + "\n".join(columns(["time", "trials", "share", ""], cells, left=0)).rstrip() + "\n"
 
 
@@ -137,7 +150,8 @@ def _text(
         return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"
     if args.tables == "reference":
         return front_table(table.take([]), objectives, reference=table)
-    return front_table(table, objectives, reference=reference, replays=replays, top=args.top)
+    what = "points that were tried" if args.tables == "trials" else "points of the front"
+    return front_table(table, objectives, reference=reference, replays=replays, top=args.top, what=what)
 
 
 def _table(folder: RunFolder, name: str) -> Table:

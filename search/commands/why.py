@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def rejections_of(by_rule: Mapping[str, int], examples: Mapping[str, str]) -> Ta
     return conform({name: [row[i] for row in rows] for i, name in enumerate(NAMES)}, REJECTION_FIELDS)
 
 
-def counts_line(counts: Mapping[str, Any]) -> str:
-    """How many candidates there were, and how many passed each gate."""
+def counts_line(counts: Mapping[str, Any], open_axes: Iterable[str] = ()) -> str:
+    """How many candidates there were, and how many passed each gate; points are not counted along open axes."""
     told = [(name, text) for name, text in COUNTS if counts.get(name) is not None]
     if counts.get("pruned"):  # what bounds ruled out was never held against memory
         told = [(name, text) for name, text in told if name != "fits"]
@@ -65,7 +65,8 @@ def counts_line(counts: Mapping[str, Any]) -> str:
         told = [(name, by_bounds if name == "priced" else text) for name, text in told]
     if counts.get("examined") is not None:  # by a study, which enumerates nothing
         told = [(name, "legal among those examined" if name == "legal" else text) for name, text in told]
-    return ", ".join(f"{format_count(counts[name])} {text}" for name, text in told)
+    beside = {"raw": f" beside what is free ({', '.join(open_axes)})"} if tuple(open_axes) else {}
+    return ", ".join(f"{format_count(counts[name])} {text}{beside.get(name, '')}" for name, text in told)
 
 
 def closest_remedies(space: Space, closest: Sequence[Mapping[str, Any]]) -> list[Remedy]:
@@ -104,7 +105,8 @@ def _why_run(args: argparse.Namespace, folder: RunFolder) -> int:
     infeasible = infeasible.where(~infeasible["feasible"])
     closest = [] if len(folder.read_front()) else closest_of(folder, space)
     found = closest_remedies(space, closest)
-    lines = [f"run {folder.path}, {folder.state}", counts_line(counts), "", rejection_table(rejections).rstrip()]
+    told = hanging("", counts_line(counts, space.open_axes))
+    lines = [f"run {folder.path}, {folder.state}", *told, "", rejection_table(rejections).rstrip()]
     lines += closest_lines(closest, found)
     for row in infeasible.rows():
         lines += ["", *hanging(f"reference {clip(row['name'])} is not feasible: ", row["reason"])]
@@ -133,7 +135,8 @@ def _why_space(args: argparse.Namespace, space: Space) -> int:
     found = enumerate_space(space)
     counts = {"raw": space.raw_size, "legal": found.legal}
     rejections = rejections_of(found.by_rule, found.examples)
-    text = f"{space.name}: {counts_line(counts)}\n{rejection_table(rejections)}"
+    told = hanging(f"{space.name}: ", counts_line(counts, space.open_axes))
+    text = "\n".join([*told, rejection_table(rejections)])
     text += f"what memory rejects, a run tells: search launch {args.target}\n"
     data = {"space": space.name, "counts": counts, "rejections": list(rejections.rows()), "closest": [], "remedies": []}
     answer(args, text=text, data=data)

@@ -162,6 +162,17 @@ def test_an_arrow_follows_its_slice_before_the_next_slice_of_its_thread_begins(w
             assert held["cat"] == ("pp" if event["ph"] == "s" else "forward")
 
 
+def test_an_arrow_to_a_task_of_no_length_goes_on_to_the_next_of_its_pass(written):
+    tasks = pipeline(ranks=3, micro_batches=4).tasks  # as where a pass begins with a task that only waits for weights
+    seconds = np.where([name.startswith("kernel 0") for name in tasks.names], 0.0, tasks.seconds)
+    _, trace = written(laid(replace(tasks, seconds=seconds)))
+    ends = {phase: {e["id"]: e for e in trace["traceEvents"] if e["ph"] == phase} for phase in "sf"}
+    assert ends["s"].keys() == ends["f"].keys()
+    assert len(ends["f"]) == 8
+    starts = {(e["pid"], e["tid"], e["ts"]) for e in slices(trace) if e["name"].startswith("kernel 1")}
+    assert {(e["pid"], e["tid"], e["ts"]) for e in ends["f"].values()} <= starts
+
+
 def test_memory_is_a_counter_in_order_of_time_with_its_capacity_in_the_name(written):
     timeline = pipeline(ranks=2, micro_batches=3)
     _, trace = written(timeline)

@@ -246,6 +246,14 @@ def test_an_open_axis_is_refused_by_the_exact_sweep_before_a_run_begins(search, 
     assert not (tmp_path / "run").exists()
 
 
+def test_blocks_left_to_a_sampler_without_block_recompute_are_refused_before_a_run_begins(search, tmp_path):
+    asked = ("--set", "strategy.recompute_per_chunk=search", "--out", tmp_path / "run")
+    said = search("launch", "llama3_8b_small", "--pool", "inline", *asked)
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "accepted block among the values of strategy.recompute" in said.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_show_prints_hypervolume_against_time(search, whole, tmp_path):
     said = search("show", whole.path, "--top", "1")
     assert said.code == 0
@@ -258,6 +266,18 @@ def test_show_prints_hypervolume_against_time(search, whole, tmp_path):
     assert 0.95 < shares[-1] < 1.0
     assert [point["trials"] for point in shown][-1] == whole.manifest["study"]["evaluated"]
     assert search("show", exact, "--exact", whole.path).code == 2
+
+
+def test_hypervolumes_of_two_questions_are_not_compared(search, whole, tmp_path):
+    other = tmp_path / "other"
+    search("launch", "llama3_8b_small", "--pool", "inline", "--replay", "0", "--out", other)
+    said = search("show", whole.path, "--exact", other)
+    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+    assert "has another model; give a run of llama3_70b" in said.err
+
+
+def test_what_a_study_tried_is_not_called_its_front(search, whole):
+    assert search("show", whole.path, "--tables", "trials", "--top", "3").out.endswith("points that were tried\n")
 
 
 def test_the_small_spaces_are_what_they_were(tmp_path):
