@@ -25,13 +25,13 @@ INTERVAL_S = 2.0
 
 def progress_line(state: Update, since: Update | None = None) -> str:
     """Share done, rate since an earlier state and time left once known, front and best so far, on one line."""
-    share = state.candidates_done / state.legal if state.legal else 1.0
+    share = min(state.candidates_done / state.legal, 1.0) if state.legal else 1.0  # a last round may go beyond
     covered, seconds = state.candidates_done, state.seconds
     if since is not None:  # what a warm-up or an earlier process covered says nothing of the rate now
         covered, seconds = covered - since.candidates_done, seconds - since.seconds
     pace = []
     if covered > 0 and seconds > 0:
-        left_s = (state.legal - state.candidates_done) * seconds / covered
+        left_s = max(state.legal - state.candidates_done, 0) * seconds / covered
         pace = [f"{format_count(round(covered / seconds))}/s", f"{format_seconds(left_s)} left"]
     parts = [
         f"{share:.1%} of {format_count(state.legal)} {state.what}",

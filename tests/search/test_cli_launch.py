@@ -289,6 +289,12 @@ def test_progress_tells_share_rate_time_left_front_and_best():
     assert told == "20.0% of 10.0 K candidates, 1.0 K/s, 8.0 s left, front 7, best step_time_s 15.65 s"
 
 
+def test_progress_beyond_what_was_asked_is_all_of_it():
+    since = Reached(candidates_done=1_000, seconds=1.0)
+    told = progress_line(Reached(legal=1_500), since)
+    assert told == "100.0% of 1.5 K candidates, 1.0 K/s, 0.0 s left, front 7, best step_time_s 15.65 s"
+
+
 def test_progress_knows_no_rate_before_anything_was_covered():
     assert progress_line(Reached(), Reached()).startswith("20.0% of 10.0 K candidates, front 7")
     assert progress_line(Reached(legal=0, candidates_done=0)).startswith("100.0% of 0 candidates, front 7")
