@@ -151,7 +151,7 @@ def _layers(c: Case) -> np.ndarray:
     chunks = c.pp * c.vpp
     if isinstance(c.strategy.layout, tuple):
         layout = c.strategy.layout
-        good = sum(layout) == c.model.num_layers and min(layout) >= 0
+        good = sum(layout) == c.model.num_layers and min(layout) >= 0 and min(layout[1:-1], default=1) >= 1
         return (chunks == len(layout)) & good
     # Two chunks may hold no layer: the first has the embedding, the last the head (Llama 3, arXiv:2407.21783, section
     # 3.3.2: 126 layers on 128 chunks).

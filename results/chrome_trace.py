@@ -156,7 +156,7 @@ class _Trace:
         if fixed > max_bytes:
             raise ValueError(
                 f"a trace must be at most {max_bytes} bytes, but its {len(self.passes.scope)} passes alone take "
-                f"{fixed}; replay fewer micro-batches"
+                f"{fixed}; a replay of this point alone may take {MAX_BYTES}, fewer micro-batches take less"
             )
         cost = np.zeros(len(self.tasks))
         cost[self.ran] = OP_BYTES + 2 * time + 4 * number + np.array(names, dtype=np.int64)[self.tasks.name[self.ran]]

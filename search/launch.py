@@ -35,6 +35,7 @@ from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasib
 
 __all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
 
+REPLAYED_TASKS = 4_000_000  # of each finalist: some seconds; `search replay` takes three times as many
 TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
 
 
@@ -89,7 +90,9 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
     objectives = [objective.column for objective in space.objectives]
     chosen = finalists(run.read_front(), run.read_reference(), objectives, options.replay)
     try:
-        replaying = replay_finalists(run, space, chosen, traces=traces, trace_bytes=TRACE_BYTES, tell=progress.phase)
+        replaying = replay_finalists(
+            run, space, chosen, traces=traces, trace_bytes=TRACE_BYTES, max_tasks=REPLAYED_TASKS, tell=progress.phase
+        )
         deque(replaying, maxlen=0)
     except KeyboardInterrupt as stop:
         raise Interrupted(run.path) from stop

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from estimator.detail.step import ReplayedStep, replay_step
+from estimator.detail.unroll import MAX_TASKS, TooLarge
 from estimator.model import ModelSpec
 from estimator.strategy import Strategy
 from estimator.timeline import critical_path, exposed
@@ -47,7 +48,7 @@ class Replayed:
 
 def replay_finalists(
     run: RunFolder, space: Space, chosen: Sequence[Finalist], *, traces: Path | None, prefix: str = "",
-    trace_bytes: int = MAX_BYTES, tell: Callable[[str], None] = lambda _: None,
+    trace_bytes: int = MAX_BYTES, max_tasks: int | None = None, tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Replayed]:  # fmt: skip
     """Replays finalists of a run one by one; each is a row of the run, and a trace in `traces` unless that is None.
 
@@ -61,7 +62,7 @@ def replay_finalists(
         path = None if traces is None else _path_of(finalist, space, traces, prefix)
         done = replay_point(
             space.model, strategy_at(finalist.row), system_of_row(space, finalist.row), space.workload,
-            finalist=finalist, path=path, trace_bytes=trace_bytes,
+            finalist=finalist, path=path, trace_bytes=trace_bytes, max_tasks=max_tasks,
         )  # fmt: skip
         if path is not None and done.row["trace"]:
             is_own = path.parent == run.path / "replays"
@@ -92,7 +93,7 @@ def _unreadable(run: RunFolder) -> str:
 
 def replay_point(
     model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, finalist: Finalist,
-    path: Path | None, trace_bytes: int = MAX_BYTES,
+    path: Path | None, trace_bytes: int = MAX_BYTES, max_tasks: int | None = None,
 ) -> Replayed:  # fmt: skip
     """Replays one point that is legal and fits, with its trace in `path` unless that is None.
 
@@ -101,7 +102,10 @@ def replay_point(
     """
     begin = time.perf_counter()
     try:
-        step = replay_step(model, strategy, system, workload)
+        step = replay_step(model, strategy, system, workload, max_tasks=max_tasks)
+    except TooLarge as error:
+        later = "; `search replay` of this point does it" if error.num_tasks <= MAX_TASKS else ""
+        return Replayed(row=_empty_row(finalist) | {"note": f"not replayed: {_sentence(error)}{later}"}, step=None)
     except (ValueError, MemoryError) as error:
         return Replayed(row=_empty_row(finalist) | {"note": f"not replayed: {_sentence(error)}"}, step=None)
     row = _row(finalist, step) | {"replay_s": time.perf_counter() - begin}

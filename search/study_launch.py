@@ -17,11 +17,11 @@ from search.nest import COUNTS
 from search.pool import InlinePool, RayPool
 from search.pricer import CONSTRAINTS, MEMORY, Pricer
 from search.run_rows import columns_of_rows, hypervolume_of, reference_columns, row_of
-from search.space import Space
+from search.space import Sampler, Space
 from search.structures import strategy_at, structure_filters
 from search.study import Study
 from search.study_journal import set_cut_aside
-from search.study_run import BATCH, Budget, Row, StudyRun, fingerprint
+from search.study_run import BATCH, STALE, Budget, Row, StudyRun, fingerprint
 from search.sweep import is_compiled
 from search.trials import closest_tried
 from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress, Update
@@ -35,6 +35,9 @@ STARTS = 3 * BATCH
 """Promising structures that a study tries before its sampler is asked."""
 
 UNLIMITED = 10**9
+
+STALE_OF = {Sampler.GP: 2}
+"""Stale rounds after which a study ends where more take too long: a Gaussian process is fitted anew for every ask."""
 
 PoolOf = Callable[[Any, Any], InlinePool | RayPool]
 
@@ -50,7 +53,7 @@ def sample(
     seconds = {"survey": time.perf_counter() - start}
     if len(dimensions.meshes):
         study, told = _opened(run, dimensions, choice, options, progress)
-        work = StudyRun(run, dimensions, study, _budget(space))
+        work = StudyRun(run, dimensions, study, _budget(space, choice))
         work.recall()
         why = _go(run, work, pool_of, progress, seconds, choice)
     else:
@@ -101,10 +104,13 @@ def _warm(path: Path, dimensions: Dimensions) -> tuple[list[int], dict[str, Any]
     return found, {"warm": {"run": str(path), "taken": taken, "not_taken": len(codes) - taken, "text": text}}
 
 
-def _budget(space: Space) -> Budget:
+def _budget(space: Space, choice: Choice) -> Budget:
     options = space.options
     default = TRIALS if options.seconds is None else UNLIMITED
-    return Budget(trials=options.trials or default, seconds=options.seconds, candidates=options.max_candidates)
+    return Budget(
+        trials=options.trials or default, seconds=options.seconds, candidates=options.max_candidates,
+        stale=STALE_OF.get(choice.sampler, STALE),
+    )  # fmt: skip
 
 
 def _go(

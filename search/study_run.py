@@ -38,11 +38,12 @@ Asked = list[tuple[Any, dict[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """When a study ends: after so many configurations, seconds, or candidates priced; None: no limit."""
+    """When a study ends: after so many configurations, seconds or candidates (None: no limit), or stale rounds."""
 
     trials: int
     seconds: float | None = None
     candidates: int | None = None
+    stale: int = STALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ class StudyRun:
             return f"{self.counts[PRICED]} candidates are priced"
         if self.evaluated >= self.dimensions.num_configurations:
             return "every configuration is priced"
-        return f"{STALE} rounds brought nothing new" if self._stale >= STALE else ""
+        return f"{self._stale} rounds brought nothing new" if self._stale >= self.budget.stale else ""
 
     def go(self, pool: InlinePool | RayPool, tell: Callable[[StudyRun], None]) -> str:
         """Rounds until the budget is spent; why it ended. RuntimeError where a configuration cannot be priced."""

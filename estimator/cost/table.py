@@ -56,7 +56,7 @@ class Base(IntEnum):
     TILE_S = 20
     MEASURED_S = 21
     ROOFLINE_S = 22
-    F_WIRE = 23  # seconds of expert traffic, and of exposed context-parallel traffic, on the outermost tier
+    F_WIRE = 23  # seconds on the outermost tier of traffic of experts and tp, and of exposed context-parallel traffic
     B_WIRE = 24
     OWED_BYTES = 25  # what a split backward leaves for its weight gradients: inputs and output gradients of GEMMs
 
@@ -187,7 +187,8 @@ class _Pricer:
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
                 total.add_traffic(op, self.traffic_seconds(op))
-                if op.group in {Group.EP, Group.CP}:
+                if op.group in {Group.TP, Group.CP, Group.EP} and op.collective is not Traffic.COPY:
+                    assert op.group is not None
                     total.outer[op.group] = total.outer.get(op.group, 0.0) + self.outermost_seconds(op)
                 if op.partners and not alone:
                     num = pieces(op, chunks)
@@ -358,7 +359,7 @@ class _PhaseSeconds:
 
     def wire(self) -> Array:
         """Seconds on the outermost tier of traffic that more traffic there would hold up."""
-        total = self.outer.get(Group.EP, 0.0)
+        total = self.outer.get(Group.EP, 0.0) + self.outer.get(Group.TP, 0.0)
         if Group.CP in self.outer:
             all_of_it = self.traffic.get((Group.CP, True), 0.0) + self.traffic.get((Group.CP, False), 0.0)
             total = total + self.outer[Group.CP] * (self.exposed_cp() / larger(all_of_it, LEAST_S))

@@ -36,9 +36,11 @@ class ReplayedStep:
         return float(self.estimate.step_time_s) / self.step_time_s - 1.0
 
 
-def replay_step(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> ReplayedStep:
-    """One step in detail. ValueError where the strategy is illegal, or the step too large."""
-    tasks, estimate = unroll_estimate(model, strategy, system, workload)
+def replay_step(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, max_tasks: int | None = None
+) -> ReplayedStep:
+    """One step in detail. ValueError where the strategy is illegal, TooLarge above `max_tasks` (None: what fits)."""
+    tasks, estimate = unroll_estimate(model, strategy, system, workload, max_tasks=max_tasks)
     timeline = replay(tasks)
     after = [CATEGORIES.index(c) for c in (Category.OPTIMIZER, Category.OPTIMIZER_COMM)]
     ends = timeline.end[~np.isin(tasks.category, after)]

@@ -29,12 +29,23 @@ from estimator.tasks import Category, Device, Shield, Tasks
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["MAX_TASKS", "unroll", "unroll_estimate"]
+__all__ = ["MAX_TASKS", "TooLarge", "unroll", "unroll_estimate"]
 
 COARSE_ABOVE = 1_500_000  # tasks; beyond it kernels are joined: a second or two to replay
 SHORT_S = 5e-4  # joined kernels of passes that take turns, which would wait for a longer one
 MAX_TASKS = 12_000_000  # about 3 GB while they are replayed
 STATIC_ITEMS = ("weights", "gradients", "optimizer_states", "buckets", "exchange_buffers", "workspace")
+
+
+class TooLarge(ValueError):
+    """A step of more tasks than are replayed: how many it has."""
+
+    def __init__(self, num_tasks: int, most: int, num_micro_batches: int) -> None:
+        super().__init__(
+            f"a step must unroll to at most {most} tasks, but {num_micro_batches} micro-batches make {num_tasks}; "
+            "replay a smaller workload.global_batch: only the pipeline's fill weighs more there"
+        )
+        self.num_tasks = num_tasks
 
 
 def unroll(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> Tasks:
@@ -43,7 +54,7 @@ def unroll(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: W
 
 
 def unroll_estimate(
-    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, max_tasks: int | None = None
 ) -> tuple[Tasks, StepResult]:
     """The tasks, and the estimate whose memory of weights, gradients and states they take over."""
     strategy = with_layout(model, strategy, system, workload)
@@ -52,14 +63,14 @@ def unroll_estimate(
     if code[0]:
         raise ValueError(explain(case, int(code[0])))
     estimate = evaluate(model, strategy, system, workload)
-    return _Unroller(case, estimate).tasks(), estimate
+    return _Unroller(case, estimate, max_tasks or MAX_TASKS).tasks(), estimate
 
 
 class _Unroller:
     """Writes the passes of each rank in the schedule's order, joins them, and adds what begins and ends a step."""
 
-    def __init__(self, case: Case, estimate: StepResult) -> None:
-        self.case, self.estimate, s = case, estimate, case.strategy
+    def __init__(self, case: Case, estimate: StepResult, max_tasks: int) -> None:
+        self.case, self.estimate, s, self.max_tasks = case, estimate, case.strategy, max_tasks
         self.p, self.v, self.m = (int(case.sizes[n][0]) for n in ("pp", "vpp", "num_micro_batches"))
         self.recipe = recipe(s.precision)
         self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes)
@@ -127,11 +138,8 @@ class _Unroller:
             self.writer.joined_s = SHORT_S if self._beside else float("inf")
             self.scripts.clear()
             made, passes = self._placed(orders)
-        if len(made) > MAX_TASKS:
-            raise ValueError(
-                f"a step must unroll to at most {MAX_TASKS} tasks, but {self.m} micro-batches make {len(made)}; "
-                "replay a smaller workload.global_batch: only the pipeline's fill weighs more there"
-            )
+        if len(made) > self.max_tasks:
+            raise TooLarge(len(made), self.max_tasks, self.m)
         self._join(made, orders, passes)
         Ends(
             made=made, case=self.case, constants=self.constants, traffic=self.traffic, shares=self.shares,

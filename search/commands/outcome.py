@@ -154,7 +154,7 @@ def json_detail(step: ReplayedStep) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "span_s": timeline.span_s,
-        "critical_path_s": critical_path(timeline).seconds,
+        "critical_path_s": dict.fromkeys(REPLAY_CRITICAL, 0.0) | critical_path(timeline).seconds,
         "exposed": traffic,
         "ranks": ranks,
     }
