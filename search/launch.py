@@ -35,7 +35,7 @@ from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasib
 
 __all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
 
-REPLAYED_TASKS = 4_000_000  # of each finalist: some seconds; `search replay` takes three times as many
+REPLAYED_TASKS = 8_000_000  # of each finalist: about ten seconds; `search replay` takes half as many again
 TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
 
 
