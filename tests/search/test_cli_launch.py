@@ -137,11 +137,11 @@ def test_a_replay_that_is_interrupted_leaves_a_finished_run_and_search_replay_co
     whole = replays.replay_step
     done = []
 
-    def interrupt(*args):
+    def interrupt(*args, **more):
         if done:
             raise KeyboardInterrupt
         done.append(args)
-        return whole(*args)
+        return whole(*args, **more)
 
     monkeypatch.setattr(replays, "replay_step", interrupt)
     said = search("launch", SMALL, *REPLAYED, "--out", "run")
@@ -156,7 +156,7 @@ def test_a_replay_that_is_interrupted_leaves_a_finished_run_and_search_replay_co
 
 
 def test_a_finalist_that_cannot_be_replayed_is_a_note_and_not_the_end_of_the_run(search, tmp_path, monkeypatch):
-    def refuse(*args):
+    def refuse(*args, **more):
         raise ValueError("a step of 13,000,000 tasks is too large to replay")
 
     monkeypatch.setattr(replays, "replay_step", refuse)
@@ -171,7 +171,7 @@ def test_a_finalist_that_cannot_be_replayed_is_a_note_and_not_the_end_of_the_run
 def test_launch_flags_an_estimate_that_the_replay_contradicts_and_ranks_again(search, monkeypatch):
     whole = replays.replay_step
     monkeypatch.setattr(
-        replays, "replay_step", lambda model, strategy, *rest: slowed(whole(model, strategy, *rest), strategy)
+        replays, "replay_step", lambda model, s, *rest, **more: slowed(whole(model, s, *rest, **more), s)
     )
     said = search("launch", SMALL, *REPLAYED, "--out", "run")
     told = " ".join(said.out.split())

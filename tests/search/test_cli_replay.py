@@ -163,10 +163,10 @@ def test_more_finalists_than_the_front_has_points_are_all_points(search, small_r
 
 
 def test_a_finalist_that_is_too_large_is_a_note_in_its_row(search, small_run, monkeypatch):
-    def refuse(model, strategy, *rest):
+    def refuse(model, strategy, *rest, **more):
         if str(strategy.recompute) == "full" and not strategy.overlap.dp:
             raise ValueError("a step of 13,000,000 tasks is too large to replay;\ntake another")
-        return replay_step(model, strategy, *rest)
+        return replay_step(model, strategy, *rest, **more)
 
     monkeypatch.setattr(replays, "replay_step", refuse)
     said = search("replay", small_run.path)
@@ -212,8 +212,8 @@ def test_what_a_trace_leaves_out_is_no_news_of_a_front():
 
 
 def test_memory_that_the_replay_finds_too_small_is_told(search, small_run, monkeypatch):
-    def fuller(*point):
-        step = replay_step(*point)
+    def fuller(*point, **more):
+        step = replay_step(*point, **more)
         tasks = step.timeline.tasks
         devices = tuple(replace(device, capacity_bytes=1e9) for device in tasks.devices)
         return replace(step, timeline=replace(step.timeline, tasks=replace(tasks, devices=devices)))
@@ -225,10 +225,10 @@ def test_memory_that_the_replay_finds_too_small_is_told(search, small_run, monke
 
 
 def test_an_interruption_keeps_what_was_replayed(search, small_run, monkeypatch):
-    def interrupt(model, strategy, *rest):
+    def interrupt(model, strategy, *rest, **more):
         if str(strategy.recompute) == "full":
             raise KeyboardInterrupt
-        return replay_step(model, strategy, *rest)
+        return replay_step(model, strategy, *rest, **more)
 
     monkeypatch.setattr(replays, "replay_step", interrupt)
     assert search("replay", small_run.path).code == 130
@@ -237,8 +237,8 @@ def test_an_interruption_keeps_what_was_replayed(search, small_run, monkeypatch)
 
 
 def test_a_replay_that_contradicts_its_estimate_is_flagged_and_ranks_again(search, small_run, monkeypatch):
-    def slowed(model, strategy, *rest):
-        step = replay_step(model, strategy, *rest)
+    def slowed(model, strategy, *rest, **more):
+        step = replay_step(model, strategy, *rest, **more)
         return replace(step, step_time_s=9.0) if str(strategy.recompute) == "none" else step
 
     monkeypatch.setattr(replays, "replay_step", slowed)
