@@ -110,9 +110,7 @@ class Ends:
         out: list[int] = []
         for group in self._groups():
             parts = list(self._completed(rank, group))
-            total = sum(d + e for d, e, _ in parts) * self.constants.grad_bytes
-            each = total / pieces_of(total, group.bucket)
-            for share_dense, share_expert, after in _buckets(parts, each, self.constants):
+            for share_dense, share_expert, after in _buckets(parts, group.bucket, self.constants):
                 what = self.traffic.transfer(share_dense, share_expert, times)
                 out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
         return out
@@ -205,9 +203,7 @@ class Ends:
                         continue
                     parts = int(pieces_of((d + e) * self.constants.grad_bytes, group.bucket))
                     waiting += [(d / parts, e / parts, self.made.global_ids(instance, visit.heads))] * parts
-            total = sum(d + e for d, e, _ in waiting) * self.constants.grad_bytes
-            each = total / pieces_of(total, group.bucket)
-            for share_dense, share_expert, heads in _buckets(waiting, each, self.constants):
+            for share_dense, share_expert, heads in _buckets(waiting, group.bucket, self.constants):
                 what = self.traffic.transfer(share_dense * scale, share_expert * scale)
                 task = self._dp(rank, "weights.gather", what, Shield.FORWARD, [], Category.OPTIMIZER_COMM)
                 self.made.link([task], heads)
@@ -247,19 +243,22 @@ class Ends:
 def _buckets(
     parts: Sequence[tuple[float, float, list[int]]], bucket_bytes: float, c: Constants
 ) -> Iterator[tuple[float, float, list[int]]]:
-    """Parts (elements and tasks) joined to full buckets: dense and expert bytes, and all their tasks.
+    """Parts (elements and tasks) joined to equal buckets: dense and expert bytes, and all their tasks.
 
-    A part that does not fit into what is left of a bucket is divided: both buckets wait for its tasks.
+    As many as the estimate counts (`pieces_of`). A part that does not fit into what is left of a bucket is divided:
+    both buckets wait for its tasks.
     """
+    total = sum(d + e for d, e, _ in parts) * c.grad_bytes
+    each = total / pieces_of(total, bucket_bytes)
     dense, expert, tasks = 0.0, 0.0, list[int]()
     for d, e, more in parts:
         left = (d + e) * c.grad_bytes
         while left > 0:
-            take = min(left, bucket_bytes - (dense + expert))
+            take = min(left, each - (dense + expert))
             share = take / (d + e)
             dense, expert, tasks = dense + d * share, expert + e * share, [*tasks, *more]
-            left = left - take if left - take > ROUNDING * bucket_bytes else 0.0
-            if dense + expert >= (1.0 - ROUNDING) * bucket_bytes:
+            left = left - take if left - take > ROUNDING * each else 0.0
+            if dense + expert >= (1.0 - ROUNDING) * each:
                 yield dense, expert, tasks
                 dense, expert, tasks = 0.0, 0.0, []
     if dense + expert > 0:

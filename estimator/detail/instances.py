@@ -16,10 +16,6 @@ from estimator.tasks import CATEGORIES, SHIELDS, Category, Device, Shield, Strea
 
 __all__ = ["Instances"]
 
-STREAMS = {
-    Lane.COMPUTE: "compute", Lane.TP: "tp", Lane.CP: "cp", Lane.EP: "ep", Lane.DP: "dp", Lane.PP: "pp",
-}  # fmt: skip
-
 
 class _Extra(NamedTuple):
     """A task of no pass. Named as the columns of a script and of an instance."""
@@ -171,7 +167,7 @@ class Instances:
         return Tasks(
             devices=tuple(devices),
             streams=tuple(
-                Stream(device=rank, name=STREAMS[lane], computes=lane is Lane.COMPUTE)
+                Stream(device=rank, name=lane.name.lower(), computes=lane is Lane.COMPUTE)
                 for rank in range(num_ranks) for lane in Lane
             ),
             names=tuple(names),

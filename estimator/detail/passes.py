@@ -75,7 +75,7 @@ class PassWriter:
         return script
 
     def _visit(self, script: Script, place: int, run: BlockRun, kind: Kind) -> None:
-        start, before = len(script), list(script.tail)
+        start, written, before = len(script), len(script.edges), set(script.tail)
         if self.zero >= 3 and kind is not Kind.W:
             self._gather(script, run[0])
         if self.strategy.overlap.dp and len(script.visits) >= PREFETCHED:
@@ -91,7 +91,7 @@ class PassWriter:
         if self.zero >= 3 and kind is not Kind.W:
             script.free_bytes[script.tail[-1]] += self.shares.weight_bytes[run[0]]
         reduce = self._reduce(script, run[0]) if self.zero >= 2 and kind in {Kind.BW, Kind.W} else -1
-        heads = {task for other, task in script.edges if task >= start and other in before}
+        heads = {task for other, task in script.edges[written:] if other in before}
         heads |= {task for task in script.entries if task >= start}
         script.visits.append(
             Visit(
