@@ -78,17 +78,21 @@ def _true(c: Case) -> np.ndarray:
 
 
 def _whole_sizes(c: Case) -> np.ndarray:
-    names = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+    names = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "dp_replicate")
     return np.logical_and.reduce([(c.sizes[n] >= 1) & (c.sizes[n] % 1 == 0) for n in names])
 
 
 def _flags(c: Case) -> np.ndarray:
-    flags = [c.sizes[f"overlap_{n}"] for n in ("tp", "ep", "pp", "dp")]
-    good = [(f == 0) | (f == 1) for f in flags]
+    flags = [c.sizes[f"overlap_{n}"] for n in ("tp", "cp", "ep", "pp", "dp")]
+    good = [(f == 0) | (f == 1) for f in (*flags, c.reshard_after_forward)]
+    shares = [c.sizes[f"offload_{n}"] for n in ("activations", "parameters", "gradients", "states")]
+    good += [(share >= 0) & (share <= 1) for share in shares]
+    good += [(c.prefetch_blocks >= 0) & (c.prefetch_blocks % 1 == 0)]
     stage = c.zero_stage
     chunks = c.strategy.tp_chunks
     whole = min(chunks.attention_in, chunks.attention_out, chunks.mlp_in, chunks.mlp_out) >= 1
     buckets = (c.bucket_bytes >= 0) & ((c.strategy.expert_bucket_bytes or 0) >= 0)
+    whole = whole and c.strategy.redundant_experts >= 0 and c.strategy.interleave_group >= 0
     return np.logical_and.reduce([*good, (stage >= 0) & (stage <= 3) & (stage % 1 == 0), buckets & whole])
 
 
@@ -220,12 +224,16 @@ def _engine(c: Case) -> np.ndarray:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("sizes", _whole_sizes, "tp, cp, pp, ep, etp, vpp and micro_batch must be whole numbers of at least 1",
+    Rule("sizes", _whole_sizes,
+         "tp, cp, pp, ep, etp, vpp, micro_batch and dp_replicate must be whole numbers of at least 1",
          "use 1 for what is off"),
-    Rule("options", _flags, "overlap flags are 0 or 1, zero_stage 0 to 3, bucket_bytes and expert_bucket_bytes at "
-         "least 0, tp_chunks at least 1",
-         "got overlap tp {overlap_tp}, ep {overlap_ep}, pp {overlap_pp}, dp {overlap_dp}, zero_stage {zero_stage}, "
-         "tp_chunks {tp_chunks}"),
+    Rule("options", _flags, "overlap flags and reshard_after_forward are 0 or 1, zero_stage 0 to 3, shares of offload "
+         "from 0 to 1, tp_chunks at least 1, bucket_bytes, expert_bucket_bytes, prefetch_blocks, redundant_experts and "
+         "interleave_group at least 0",
+         "got overlap tp {overlap_tp}, cp {overlap_cp}, ep {overlap_ep}, pp {overlap_pp}, dp {overlap_dp}, zero_stage "
+         "{zero_stage}, reshard_after_forward {reshard_after_forward}, prefetch_blocks {prefetch_blocks}, offload "
+         "activations {offload_activations}, parameters {offload_parameters}, gradients {offload_gradients}, states "
+         "{offload_states}, tp_chunks {tp_chunks}"),
     Rule("engine", _engine, "the chip must have a matrix engine for the recipe's dtypes",
          "choose another precision or chip"),
     Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),

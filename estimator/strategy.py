@@ -15,9 +15,11 @@ import numpy as np
 __all__ = [
     "Chunks",
     "ContextParallel",
+    "CudaGraph",
     "Fusion",
     "LayoutRule",
     "Module",
+    "Offload",
     "Optimizer",
     "Overlap",
     "RankOrder",
@@ -67,6 +69,15 @@ class Optimizer(Enum):
     """Update rules whose states and traffic are modelled."""
 
     ADAM = "adam"
+
+
+class CudaGraph(Enum):
+    """Which launches are captured once and replayed, so that the device does not wait for the host to make them."""
+
+    NONE = "none"
+    ATTENTION = "attention"  # attention and the norms of each layer
+    LAYER = "layer"  # whole layers
+    FULL = "full"  # the whole iteration, optimizer included
 
 
 class Fusion(Enum):
@@ -137,12 +148,23 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Which traffic runs beside compute: 1 on, 0 off."""
+    """Which traffic runs beside compute: 1 on, 0 off. Ring attention passes keys and values beside attention."""
 
     tp: Size = 0
+    cp: Size = 1
     ep: Size = 0
     pp: Size = 0
     dp: Size = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Shares, from 0 to 1, of what is kept in the host's memory instead of the chip's."""
+
+    activations: Size = 0
+    parameters: Size = 0
+    gradients: Size = 0
+    states: Size = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,17 +216,22 @@ class Strategy:
     etp: Size = 1
     vpp: Size = 1
     micro_batch: Size = 1
+    dp_replicate: Size = 1  # HSDP: ZeRO shards over dp / dp_replicate ranks, whose gradients are summed over these
     schedule: Schedule = Schedule.ONE_F_ONE_B
     layout: tuple[int, ...] | LayoutRule | None = None  # transformer layers per chunk in model order; None: even
     sequence_parallel: bool = False
     context_parallel: ContextParallel = ContextParallel.RING
     rank_order: RankOrder = RankOrder.TP_CP_DP_PP
+    interleave_group: int = 0  # micro-batches that an interleaved schedule sends through a chunk at a time; 0: pp
     zero_stage: Size = 0
+    reshard_after_forward: Size = 1  # ZeRO-3: free gathered weights after forward and gather them again for backward
+    prefetch_blocks: Size = 1  # ZeRO-3: blocks gathered ahead of the one at work
     recompute: Recompute = Recompute()
     recompute_layers: Size = 0  # block recompute: the first N layers of each chunk
     recompute_per_chunk: tuple[int, ...] | None = None  # in place of that: of each chunk in model order its own number
     precision: str = "bf16"  # a recipe of estimator/precision.py
     optimizer: Optimizer = Optimizer.ADAM
+    offload: Offload = field(default_factory=Offload)
     overlap: Overlap = field(default_factory=Overlap)
     tp_chunks: Chunks = Chunks()  # of overlapped tensor-parallel traffic
     # Gradient bucket of overlapped DP; 0: one bucket, which leaves nothing to overlap. Default: Megatron-Core's 40
@@ -212,10 +239,14 @@ class Strategy:
     bucket_bytes: Size = 160_000_000
     expert_bucket_bytes: int | None = None  # of the experts' gradients; None: they share the buckets of the others
     fusion: frozenset[Fusion] = DEFAULT_FUSION
+    cuda_graph: CudaGraph = CudaGraph.NONE
+    shared_expert_overlap: bool = False  # shared experts compute beside the dispatch and combine of the routed ones
+    redundant_experts: int = 0  # copies of hot experts, over all of ep (EPLB)
 
     def __post_init__(self) -> None:
         kinds = {"schedule": Schedule, "context_parallel": ContextParallel, "rank_order": RankOrder,
-                 "optimizer": Optimizer, "recompute": Recompute, "overlap": Overlap, "tp_chunks": Chunks}  # fmt: skip
+                 "optimizer": Optimizer, "recompute": Recompute, "overlap": Overlap, "tp_chunks": Chunks,
+                 "offload": Offload, "cuda_graph": CudaGraph}  # fmt: skip
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -237,18 +268,30 @@ class Strategy:
         return int(max(np.size(value) for value in self.sizes().values()))
 
     def sizes(self) -> dict[str, Size]:
-        """The size fields by name, overlap flags as `overlap_tp` and so on."""
+        """The size fields by name, those of `overlap` and `offload` as `overlap_tp`, `offload_states` and so on."""
         plain = {name: getattr(self, name) for name in SIZE_FIELDS}
-        flags = {f"overlap_{f.name}": getattr(self.overlap, f.name) for f in fields(self.overlap)}
-        return plain | flags
+        parts = {
+            f"{part}_{f.name}": getattr(getattr(self, part), f.name)
+            for part in NESTED
+            for f in fields(getattr(self, part))
+        }
+        return plain | parts
 
     def with_sizes(self, sizes: dict[str, Any]) -> Strategy:
         """A copy with some size fields replaced; names as in `sizes()`."""
-        flags = {k.removeprefix("overlap_"): v for k, v in sizes.items() if k.startswith("overlap_")}
-        plain = {k: v for k, v in sizes.items() if not k.startswith("overlap_")}
-        return replace(self, **plain, overlap=replace(self.overlap, **flags))
+        changed = {name: value for name, value in sizes.items() if name in SIZE_FIELDS}
+        for part in NESTED:
+            mine = {
+                name.removeprefix(f"{part}_"): value for name, value in sizes.items() if name.startswith(f"{part}_")
+            }
+            if mine:
+                changed[part] = replace(getattr(self, part), **mine)
+        return replace(self, **changed)
 
 
 SIZE_FIELDS = (
-    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "recompute_layers", "bucket_bytes",
+    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "dp_replicate", "zero_stage", "reshard_after_forward",
+    "prefetch_blocks", "recompute_layers", "bucket_bytes",
 )  # fmt: skip
+NESTED = ("overlap", "offload")
+"""Fields that hold size fields of their own."""

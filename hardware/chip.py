@@ -12,7 +12,8 @@ from hardware.dtype import DType
 __all__ = ["ChipSpec"]
 
 _POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown")
-_NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes")
+_NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes", "host_bytes_per_s",
+                 "host_memory_bytes", "host_memory_bytes_per_s")  # fmt: skip
 _FRACTIONS = ("attention_efficiency", "hbm_efficiency")
 _TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
 
@@ -33,6 +34,10 @@ class ChipSpec:
         gemm_slowdown: seconds of a matrix product inside a training step / alone: clocks and power under steady load.
         attention_efficiency: causal-half FLOPs of long forward flash attention / bf16 (or fp16) matrix peak.
         hbm_efficiency: achieved / peak bandwidth of long streams.
+        host_bytes_per_s: achieved bandwidth between the chip and its host, one way; both ways run side by side. 0:
+            unknown, which refuses offload.
+        host_memory_bytes: share of the host's memory that a chip may fill; host_memory_bytes_per_s: its share of the
+            bandwidth of that memory.
         sources: where each field comes from, with its date.
         assumptions: the fields that are assumed rather than published or measured, and why.
     """
@@ -53,6 +58,9 @@ class ChipSpec:
     attention_efficiency: float
     hbm_efficiency: float
     gemm_slowdown: float
+    host_bytes_per_s: float = 0.0
+    host_memory_bytes: float = 0.0
+    host_memory_bytes_per_s: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
 

@@ -14,8 +14,10 @@ from estimator.result import COLUMNS
 from estimator.strategy import (
     Chunks,
     ContextParallel,
+    CudaGraph,
     Fusion,
     LayoutRule,
+    Offload,
     Optimizer,
     Overlap,
     RankOrder,
@@ -68,7 +70,9 @@ class Field:
     default: int | float | str | bool | None = None
 
 
-def _field(kind: Plain, name: str, description: str, unit: str = "", default: int | str | bool | None = None) -> Field:
+def _field(
+    kind: Plain, name: str, description: str, unit: str = "", default: float | str | bool | None = None
+) -> Field:
     return Field(name=name, kind=kind, unit=unit, description=description, default=default)
 
 
@@ -87,7 +91,10 @@ _STRATEGY_FIELDS = (
         "transformer layers per chunk joined by +, or 'even'; 'auto' where an illegal point asks for it",
     ),
     _field(Plain.INT64, "micro_batch", "sequences of a micro-batch", "1"),
+    _field(Plain.INT64, "dp_replicate", "replicas of the ranks over which ZeRO shards (HSDP)", "1", default=1),
     _field(Plain.INT64, "zero_stage", "ZeRO stage", "1"),
+    _field(Plain.BOOL, "reshard_after_forward", "ZeRO-3 frees weights after forward", default=True),
+    _field(Plain.INT64, "prefetch_blocks", "blocks that ZeRO-3 gathers ahead", "1", default=1),
     _field(Plain.BOOL, "sequence_parallel", "norms and dropout are split by tp"),
     _field(Plain.STRING, "context_parallel", "how attention sees other ranks' keys and values"),
     _field(Plain.STRING, "rank_order", "parallel dimensions from the inside of the machine out", default="tp-cp-dp-pp"),
@@ -97,6 +104,7 @@ _STRATEGY_FIELDS = (
     _field(Plain.STRING, "precision", "precision recipe"),
     _field(Plain.STRING, "optimizer", "update rule"),
     _field(Plain.BOOL, "overlap_tp", "tensor-parallel traffic runs beside compute"),
+    _field(Plain.BOOL, "overlap_cp", "ring attention passes keys and values beside attention", default=True),
     _field(Plain.BOOL, "overlap_dp", "data-parallel traffic runs beside compute"),
     _field(Plain.BOOL, "overlap_ep", "expert traffic runs beside compute"),
     _field(Plain.BOOL, "overlap_pp", "stage-to-stage traffic runs beside compute"),
@@ -104,8 +112,17 @@ _STRATEGY_FIELDS = (
     _field(Plain.INT64, "bucket_bytes", "gradient bucket; 0: one bucket", "B"),
     _field(Plain.INT64, "expert_bucket_bytes", "that of experts' gradients; -1: the others' buckets", "B", default=-1),
     _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
+    *(
+        _field(Plain.FLOAT64, f"offload_{what}", f"share of {what} in the host's memory", "1", default=0.0)
+        for what in ("activations", "parameters", "gradients", "states")
+    ),
+    _field(Plain.INT64, "interleave_group", "micro-batches of a chunk's turn; 0: pp", "1", default=0),
+    _field(Plain.STRING, "cuda_graph", "launches that are captured once", default="none"),
+    _field(Plain.BOOL, "shared_expert_overlap", "shared experts run beside dispatch and combine", default=False),
+    _field(Plain.INT64, "redundant_experts", "copies of hot experts over all of ep", "1", default=0),
 )
-_SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
+_SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "dp_replicate", "zero_stage",
+               "reshard_after_forward", "prefetch_blocks")  # fmt: skip
 STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
 
 FRONT_FIELDS: tuple[Field, ...] = (
@@ -190,7 +207,8 @@ def _cast(field: Field, values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
 def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict[str, Any]:
     """The strategy columns of a batch, `[N]` each. `dp` is what the cluster leaves: chips / (tp * cp * pp)."""
     expert_bucket = -1 if strategy.expert_bucket_bytes is None else strategy.expert_bucket_bytes
-    sizes = strategy.sizes() | {"dp": dp, "expert_bucket_bytes": expert_bucket}
+    plain = {name: getattr(strategy, name) for name in ("interleave_group", "redundant_experts")}
+    sizes = strategy.sizes() | {"dp": dp, "expert_bucket_bytes": expert_bucket} | plain
     (num_rows,) = np.broadcast_shapes((1,), *(np.shape(value) for value in sizes.values()))
     texts = {
         "schedule": strategy.schedule.value,
@@ -205,10 +223,12 @@ def strategy_columns(strategy: Strategy, dp: int | float | NDArray[Any]) -> dict
         "precision": strategy.precision,
         "optimizer": strategy.optimizer.value,
         "fusion": "+".join(sorted(f.value for f in strategy.fusion)) or "none",
+        "cuda_graph": strategy.cuda_graph.value,
     }
     columns: dict[str, Any] = {name: np.broadcast_to(value, num_rows) for name, value in sizes.items()}
     columns |= {name: [text] * num_rows for name, text in texts.items()}
-    columns["sequence_parallel"] = [strategy.sequence_parallel] * num_rows
+    for name in ("sequence_parallel", "shared_expert_overlap"):
+        columns[name] = [getattr(strategy, name)] * num_rows
     return {name: columns[name] for name in STRATEGY_NAMES}
 
 
@@ -240,7 +260,14 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
         recompute_per_chunk=_split(row["recompute_per_chunk"], "same"),
         precision=row["precision"],
         optimizer=Optimizer(row["optimizer"]),
-        overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in ("tp", "ep", "pp", "dp")}),
+        overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in ("tp", "cp", "ep", "pp", "dp")}),
+        offload=Offload(
+            **{name: float(row[f"offload_{name}"]) for name in ("activations", "parameters", "gradients", "states")}
+        ),
+        interleave_group=int(row["interleave_group"]),
+        cuda_graph=CudaGraph(row["cuda_graph"]),
+        shared_expert_overlap=bool(row["shared_expert_overlap"]),
+        redundant_experts=int(row["redundant_experts"]),
         tp_chunks=Chunks.parse(row["tp_chunks"]),
         bucket_bytes=int(row["bucket_bytes"]),
         expert_bucket_bytes=None if row["expert_bucket_bytes"] < 0 else int(row["expert_bucket_bytes"]),
@@ -249,14 +276,15 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
 
 
 def strategy_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The `strategy` object of JSON output: as the columns, with `overlap` and `tp_chunks` nested, lists as lists.
+    """The `strategy` object of JSON output: as the columns, with `overlap`, `offload`, `tp_chunks` nested.
 
     What is left to another choice is null: the experts' own bucket.
     """
     nested: dict[str, Any] = {}
     for name in STRATEGY_NAMES:
-        if name.startswith("overlap_"):
-            nested.setdefault("overlap", {})[name.removeprefix("overlap_")] = row[name]
+        holder, _, part = name.partition("_")
+        if holder in {"overlap", "offload"}:
+            nested.setdefault(holder, {})[part] = row[name]
         else:
             nested[name] = row[name]
     layout, again = _layout_of(nested["layout"]), _split(nested["recompute_per_chunk"], "same")

@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
+from typing import Any
 
 from estimator.precision import RECIPES
 from estimator.strategy import (
     Chunks,
     ContextParallel,
+    CudaGraph,
     Fusion,
     LayoutRule,
     Module,
+    Offload,
     Optimizer,
     Overlap,
     RankOrder,
@@ -34,7 +37,11 @@ MAX_VALUES = 100_000  # of one axis
 MAX_DEGREE = 10**6
 MAX_NBYTES = 10**15
 MAX_PIECES = 1024  # of a collective
-OVERLAPS = ("tp", "ep", "pp", "dp")
+MAX_PREFETCH = 64  # blocks
+OVERLAPS = ("tp", "cp", "ep", "pp", "dp")
+OFFLOADS = tuple(f.name for f in fields(Offload))
+NESTED = {"overlap": OVERLAPS, "offload": OFFLOADS}
+"""Mappings under `strategy` whose entries are axes of their own, `overlap_tp` and so on."""
 CHUNKS = tuple(f.name for f in fields(Chunks))
 
 
@@ -65,7 +72,7 @@ class Axis:
     def key(self) -> Key:
         """Where the axis stands under `strategy`."""
         head, _, tail = self.name.partition("_")
-        return (head, tail) if head == "overlap" else (self.name,)
+        return (head, tail) if head in NESTED and tail in NESTED[head] else (self.name,)
 
 
 def whole(document: Document, key: Key, value: Plain, low: int, high: int) -> int:
@@ -113,6 +120,18 @@ def _read_bool(document: Document, key: Key, value: Plain) -> object:
 
 def _read_flag(document: Document, key: Key, value: Plain) -> object:
     return int(value) if isinstance(value, bool) else whole(document, key, value, 0, 1)
+
+
+def _read_share(document: Document, key: Key, value: Plain) -> object:
+    """A number from 0 to 1; whole ones are integers, so that 1 and 1.0 are one value."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise document.error(key, "must be a share from 0 to 1", value, "0, 0.5, 1")
+    return int(value) if value in (0, 1) else float(value)
+
+
+def _write_share(value: object) -> Plain:
+    assert isinstance(value, int | float)
+    return value
 
 
 def _read_precision(document: Document, key: Key, value: Plain) -> object:
@@ -213,7 +232,9 @@ AXES: tuple[Axis, ...] = (
     Axis(name="etp", read=_DEGREE, write=_same),
     Axis(name="vpp", read=_DEGREE, write=_same),
     Axis(name="micro_batch", read=_DEGREE, write=_same),
+    Axis(name="dp_replicate", read=_DEGREE, write=_same),
     Axis(name="schedule", read=_enum(Schedule), write=_write_enum),
+    Axis(name="interleave_group", read=_whole(0, MAX_DEGREE), write=_same),
     Axis(name="sequence_parallel", read=_read_bool, write=_same),
     Axis(name="context_parallel", read=_enum(ContextParallel), write=_write_enum),
     Axis(name="rank_order", read=_enum(RankOrder), write=_write_enum),
@@ -223,12 +244,18 @@ AXES: tuple[Axis, ...] = (
     Axis(name="recompute_layers", read=_whole(0, MAX_DEGREE), write=_same),
     Axis(name="recompute_per_chunk", read=_read_per_chunk, write=_write_per_chunk, is_list=True, may_search=True),
     Axis(name="zero_stage", read=_whole(0, 3), write=_same),
+    Axis(name="reshard_after_forward", read=_read_flag, write=_same),
+    Axis(name="prefetch_blocks", read=_whole(0, MAX_PREFETCH), write=_same),
+    *(Axis(name=f"offload_{what}", read=_read_share, write=_write_share) for what in OFFLOADS),
     *(Axis(name=f"overlap_{traffic}", read=_read_flag, write=_same) for traffic in OVERLAPS),
     Axis(name="tp_chunks", read=_read_chunks, write=_write_chunks, is_mapping=True, may_search=True),
     Axis(name="bucket_bytes", read=_whole(0, MAX_NBYTES), write=_same),
     Axis(name="expert_bucket_bytes", read=_read_expert_bucket, write=_write_expert_bucket, may_search=True),
     Axis(name="layout", read=_read_layout, write=_write_layout, is_list=True, may_search=True),
     Axis(name="optimizer", read=_enum(Optimizer), write=_write_enum),
+    Axis(name="cuda_graph", read=_enum(CudaGraph), write=_write_enum),
+    Axis(name="shared_expert_overlap", read=_read_bool, write=_same),
+    Axis(name="redundant_experts", read=_whole(0, MAX_DEGREE), write=_same),
 )
 """Every choice of a strategy, in the canonical order: the last varies fastest."""
 
@@ -237,9 +264,13 @@ _SPREADS = ("range", "powers_of_two")
 
 def axis_values(strategy: Strategy) -> dict[str, object]:
     """A strategy as one value per axis."""
-    plain = {axis.name: getattr(strategy, axis.name) for axis in AXES if not axis.name.startswith("overlap_")}
-    flags = {f"overlap_{traffic}": getattr(strategy.overlap, traffic) for traffic in OVERLAPS}
-    return {axis.name: (plain | flags)[axis.name] for axis in AXES}
+    holders = {"overlap": strategy.overlap, "offload": strategy.offload}
+
+    def value(axis: Axis) -> object:
+        head, *tail = axis.key
+        return getattr(holders[str(head)], str(tail[0])) if tail else getattr(strategy, axis.name)
+
+    return {axis.name: value(axis) for axis in AXES}
 
 
 def strategy_of(values: Mapping[str, object]) -> Strategy:
@@ -248,9 +279,12 @@ def strategy_of(values: Mapping[str, object]) -> Strategy:
     >>> strategy_of({"tp": 8, "overlap_dp": 1}).overlap.dp
     1
     """
-    flags = {name.removeprefix("overlap_"): v for name, v in values.items() if name.startswith("overlap_")}
-    plain = {name: v for name, v in values.items() if not name.startswith("overlap_")}
-    return Strategy(**plain, overlap=Overlap(**flags))  # type: ignore[arg-type]  # types are those of `read`
+    plain: dict[str, Any] = dict(values)
+    kinds = {"overlap": Overlap, "offload": Offload}
+    for holder, names in NESTED.items():
+        mine = {name: plain.pop(f"{holder}_{name}") for name in names if f"{holder}_{name}" in plain}
+        plain[holder] = kinds[holder](**mine)
+    return Strategy(**plain)
 
 
 def read_axes(document: Document, key: Key) -> dict[str, tuple[object, ...]]:
@@ -271,13 +305,10 @@ def read_strategy(document: Document, key: Key, base: Mapping[str, object]) -> S
 
 def write_axes(axes: Mapping[str, tuple[object, ...]]) -> dict[str, Plain]:
     """What `read_axes` reads."""
-    result: dict[str, Plain] = {}
-    overlap: dict[str, Plain] = {}
+    result: dict[str, Any] = {}
     for axis in AXES:
         values = [value.value if isinstance(value, Open) else axis.write(value) for value in axes[axis.name]]
-        holder = overlap if len(axis.key) == 2 else result
-        if holder is overlap:
-            result["overlap"] = overlap
+        holder = result.setdefault(str(axis.key[0]), {}) if len(axis.key) == 2 else result
         holder[str(axis.key[-1])] = values[0] if len(values) == 1 else values
     return result
 
@@ -293,11 +324,11 @@ def _given(document: Document, key: Key) -> Iterator[tuple[str, tuple[Key, Plain
             raise document.error(at, rule, value, "a constraint such as 'dp == 8'")
         if name not in known:
             raise document.unknown(at, known)
-        if name != "overlap":
+        if name not in NESTED:
             yield name, (at, value)
             continue
-        for traffic, flag in document.mapping(at, OVERLAPS).items():
-            yield f"overlap_{traffic}", ((*at, traffic), flag)
+        for part, item in document.mapping(at, NESTED[name]).items():
+            yield f"{name}_{part}", ((*at, part), item)
 
 
 def _axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[object, ...]:

@@ -19,8 +19,11 @@ from search.space import Space
 __all__ = ["FLAGS", "OPTION_AXES", "SIZES", "WORLD_AXES", "Choices", "Enumeration", "Structures", "World", "steps_of"]
 
 SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-WORLD_AXES = ("sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout",
-              "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "optimizer")  # fmt: skip
+WORLD_AXES = ("dp_replicate", "sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout",
+              "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "optimizer", "interleave_group",
+              "reshard_after_forward", "prefetch_blocks", "offload_activations", "offload_parameters",
+              "offload_gradients", "offload_states", "overlap_cp", "cuda_graph", "shared_expert_overlap",
+              "redundant_experts")  # fmt: skip
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
 FLAGS = ("tp", "ep", "pp", "dp")

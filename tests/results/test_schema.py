@@ -109,7 +109,7 @@ def test_a_batch_gives_one_row_per_strategy():
 def test_strategy_json_nests_overlap_and_writes_out_what_is_off(make_front):
     row = make_front(1).row(0)
     nested = strategy_json(row)
-    assert nested["overlap"] == {"tp": False, "dp": False, "ep": False, "pp": False}
+    assert nested["overlap"] == {"tp": False, "cp": True, "dp": False, "ep": False, "pp": False}
     assert (nested["layout"], nested["recompute"], nested["bucket_bytes"]) == (
         "even",
         "layernorm+mla_up_proj",
