@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hardware._library import SCALARS, TABLES, chip
+from hardware._library import HOST, SCALARS, TABLES, chip
 from hardware.dtype import DType
 from hardware.link import LinkSpec
 from hardware.system import UNBOUNDED, SystemSpec
@@ -67,12 +67,14 @@ def _table(key: str, values: Mapping[DType, float]) -> str:
 
 
 def _scalar(key: str, value: float) -> str:
+    if key in HOST and not value:
+        return "unknown"
     if key.endswith("efficiency"):
         return f"{value:.3g} of peak"
     if key.endswith("_bytes"):
         return f"{format_bytes(value)} ({value / GB:.1f} GB)"
     if key.endswith("bytes_per_s"):
-        return f"{value / GB:,.0f} GB/s"
+        return f"{value / GB:,.4g} GB/s"
     if key == "launch_s":
         return format_seconds(value)
     unit = {"tdp_w": " W", "price_usd_per_hour": " USD/h", "failures_per_hour": " per hour"}.get(key, "")

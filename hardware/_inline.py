@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware._errors import reject, reject_unknown
-from hardware._library import SCALARS, TABLES, chip
+from hardware._library import HOST, SCALARS, TABLES, chip
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
@@ -122,7 +122,7 @@ def _chip(raw: object, base: ChipSpec | None) -> ChipSpec:
     if base is not None:
         kept = tuple(a for a in base.assumptions if a.partition(":")[0].split()[-1] not in fields)
         return replace(base, **fields, sources=sources, assumptions=kept)
-    missing = [key for key in ("name", *TABLES, *SCALARS) if key not in fields]
+    missing = [key for key in ("name", *TABLES, *SCALARS) if key not in fields and key not in HOST]
     if missing:
         law = "a chip described in full has every field"
         reject(law, f"none of {', '.join(missing)}", "add them, or start from a known chip with `like: NAME`")

@@ -18,6 +18,7 @@ from hardware.link import Collective, LinkSpec
 from hardware.units import GBIT, UNITS, US
 
 __all__ = [
+    "HOST",
     "SCALARS",
     "TABLES",
     "NodeDefaults",
@@ -33,9 +34,10 @@ __all__ = [
 ]
 
 TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
+HOST = ("host_bytes_per_s", "host_memory_bytes", "host_memory_bytes_per_s")
 SCALARS = (
     "num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "price_usd_per_hour", "failures_per_hour", "launch_s",
-    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown",
+    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown", *HOST,
 )  # fmt: skip
 _MEASURED = ("gemm_efficiency", "attention_efficiency")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -19,7 +19,7 @@ from hardware.catalog import (
     describe_chip,
     describe_cluster,
 )
-from hardware.units import GB, GBIT, TFLOPS, format_bytes, format_count
+from hardware.units import GB, GBIT, GIB, TFLOPS, format_count
 from results.report.text import clip, columns, hanging
 from search.commands.answer import answer
 from search.space import load_space, shipped_spaces
@@ -54,19 +54,34 @@ def _described(rows: tuple[Row, ...]) -> str:
 def _listed(entries: list[Cells]) -> str:
     names = list(entries[0])
     cells = [[_cell(name, entry[name]) for name in names] for entry in entries]
-    titles = [name.removesuffix("_bytes").removesuffix("_per_s").replace("_", " ") for name in names]
+    titles = [" ".join(filter(None, (_stem(name).replace("_", " "), _unit(name)[0]))) for name in names]
     return "\n".join(columns(titles, cells)) + "\n"
 
 
+_UNITS = {
+    "_bytes_per_s": ("GB/s", GB),
+    "_flops_per_s": ("TFLOPS", TFLOPS),
+    "_bytes": ("GiB", GIB),
+    "_w": ("W", 1.0),
+    "_usd_per_hour": ("USD/h", 1.0),
+}
+"""Unit of a column by the ending of its name, which stands in the title, and its size."""
+
+
+def _unit(name: str) -> tuple[str, float]:
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), ("", 0.0))
+
+
+def _stem(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in _UNITS if name.endswith(ending)), name)
+
+
 def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plain type
-    if value is None:
+    _, size = _unit(name)
+    if value is None or (size and not value):
         return "-"
-    if name.endswith("bytes_per_s"):
-        return f"{value / GB:,.0f} GB/s"
-    if name.endswith("flops_per_s"):
-        return f"{value / TFLOPS:,.0f} TFLOPS"
-    if name.endswith("_bytes"):
-        return format_bytes(value)
+    if size:
+        return f"{value / size:,.0f}" if value >= 10 * size else f"{value / size:.3g}"
     return format_count(value) if isinstance(value, int) and value >= 10**6 else clip(str(value), 40)
 
 
@@ -83,8 +98,9 @@ def _chips() -> list[Cells]:
                 "vendor": spec.vendor,
                 "hbm_bytes": spec.hbm_bytes,
                 "hbm_bytes_per_s": spec.hbm_bytes_per_s,
-                "half_precision_flops_per_s": half,
+                "half_flops_per_s": half,
                 "fp8_flops_per_s": spec.matrix_flops_per_s.get(DType.FP8),
+                "host_bytes_per_s": spec.host_bytes_per_s,
                 "tdp_w": spec.tdp_w,
                 "price_usd_per_hour": spec.price_usd_per_hour,
             }

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from hardware import catalog
+from hardware._library import node_defaults
 from hardware.dtype import DType
 from hardware.link import Collective
 from hardware.units import GB, GIB
@@ -111,6 +112,24 @@ def test_a_format_the_chip_lacks_is_refused_with_what_it_has():
         catalog.chip("a100-80g-sxm").peak(DType.FP8)
 
 
+@pytest.mark.parametrize("name", catalog.chip_names())
+def test_a_chip_reaches_its_host_at_less_than_the_port_carries(name):
+    spec = catalog.chip(name)
+    wire = {"3": 15.75, "4": 31.5, "5": 63.0}[node_defaults(name).pcie_generation] * GB
+    if "NVLink-C2C" in spec.sources["host_bytes_per_s"] or "UB plane" in spec.sources["host_bytes_per_s"]:
+        assert wire < spec.host_bytes_per_s < 225 * GB
+    else:
+        assert 0.75 * wire < spec.host_bytes_per_s < wire
+    assert 10 * GB < spec.host_memory_bytes_per_s < spec.hbm_bytes_per_s
+    assert spec.hbm_bytes < 1.5 * spec.host_memory_bytes  # 0.71 is the least: 288 GB beside a share of 212
+
+
+def test_the_share_of_a_pcie_port_is_the_measured_one():
+    # nvbandwidth of an A100: 24.8 of 31.5 GB/s, two digits; the other generations take the same share.
+    for name, wire in (("v100-32g", 15.75), ("a100-80g-sxm", 31.5), ("h100-80g-sxm", 63.0)):
+        assert catalog.chip(name).host_bytes_per_s / (wire * GB) == pytest.approx(24.8 / 31.5, rel=5e-3)
+
+
 def test_memory_is_what_the_driver_offers():
     assert 79 * GIB < H100.hbm_bytes < 80 * GIB
     assert catalog.chip("h800-80g-sxm").hbm_bytes == H100.hbm_bytes
@@ -202,6 +221,7 @@ def test_a_description_gives_field_value_with_unit_and_source():
     assert rows["hbm_bytes"].value == "79.6 GiB (85.5 GB)"
     assert "bf16 989.4" in rows["matrix_flops_per_s"].value
     assert rows["price_usd_per_hour"].value == "2 USD/h"
+    assert rows["host_bytes_per_s"].value == "49.6 GB/s"
     assert all(row.source for row in rows.values() if row.field not in ("name", "vendor"))
 
 

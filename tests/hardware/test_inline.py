@@ -84,6 +84,9 @@ def test_a_chip_can_be_described_in_full():
     }  # fmt: skip
     chip = system_from_mapping(full(chip=fields)).chip
     assert (chip.name, chip.vendor, chip.peak(DType.BF16), chip.assumptions) == ("mine", "unstated", 100e12, ())
+    assert chip.host_bytes_per_s == chip.host_memory_bytes == 0  # unknown
+    hosted = full(chip={**fields, "host_bytes_per_s": "25 GB/s", "host_memory_bytes": "100 GB"})
+    assert system_from_mapping(hosted).chip.host_bytes_per_s == 25e9
     del fields["tdp_w"]
     with pytest.raises(ValueError, match="every field, but got none of tdp_w; .* `like: NAME`"):
         system_from_mapping(full(chip=fields))
