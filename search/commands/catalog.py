@@ -52,7 +52,7 @@ def _described(rows: tuple[Row, ...]) -> str:
 
 
 def _listed(entries: list[Cells]) -> str:
-    names = list(entries[0])
+    names = [name for name in entries[0] if name != "vendor"]  # a chip's own page names it
     cells = [[_cell(name, entry[name]) for name in names] for entry in entries]
     titles = [" ".join(filter(None, (_stem(name).replace("_", " "), _unit(name)[0]))) for name in names]
     return "\n".join(columns(titles, cells)) + "\n"
