@@ -21,7 +21,7 @@ from results.files import append_line, as_user_error, dump_json, read_lines, wri
 from results.schema import FRONT_FIELDS, REJECTION_FIELDS, REPLAY_FIELDS, SCHEMA_VERSION, Field, conform
 from results.table import Table
 
-__all__ = ["STATES", "RunFolder", "claimable", "is_run", "list_runs"]
+__all__ = ["STATES", "RunFolder", "claimable", "fresh_folder", "is_run", "list_runs"]
 
 STATES = ("running", "interrupted", "done", "failed")
 RUNS = Path("runs")
@@ -61,7 +61,7 @@ class RunFolder:
     @classmethod
     def create(cls, out: Path | None, name: str, resolved_yaml: str, manifest: dict[str, Any]) -> Self:
         """A new run in `out`, which must be new or empty, or in `runs/NAME-TIMESTAMP`."""
-        path = _fresh_folder(name) if out is None else claimable(out)
+        path = fresh_folder(name) if out is None else claimable(out)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         header = {"schema_version": SCHEMA_VERSION, "name": name, "created": now}
         run = cls(path, header | _empty_manifest() | manifest)
@@ -269,10 +269,13 @@ def is_run(folder: Path) -> bool:
 
 
 def list_runs(directory: Path = RUNS) -> list[dict[str, Any]]:
-    """One row per run of a folder, newest first; what cannot be read is listed with its `error`."""
+    """One row per run of a folder and of the batches in it, newest first; what cannot be read has an `error`."""
     if not Path(directory).is_dir():
         raise ValueError(f"{directory}: no such folder of runs")
-    rows = [_run_row(path) for path in sorted(Path(directory).iterdir()) if path.is_dir()]
+    folders = [path for path in sorted(Path(directory).iterdir()) if path.is_dir()]
+    batches = [path for path in folders if not is_run(path) and any(is_run(inner) for inner in path.glob("*"))]
+    inside = [inner for batch in batches for inner in sorted(batch.iterdir()) if is_run(inner)]
+    rows = [_run_row(path) for path in folders if path not in batches] + [_run_row(path) for path in inside]
     return sorted(rows, key=lambda row: (row["created"], row["path"]), reverse=True)
 
 
@@ -311,7 +314,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"numbers must be finite, but one is {name}")
 
 
-def _fresh_folder(name: str) -> Path:
+def fresh_folder(name: str) -> Path:
+    """A new folder `runs/NAME-TIMESTAMP`."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):

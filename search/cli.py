@@ -191,7 +191,7 @@ def _add_search(commands: _Commands) -> None:
         "run a search: every layout worth considering",
         example="search launch spaces/llama3_70b.yaml",
     )
-    launch.add_argument("spaces", nargs="+", metavar="SPACE", help="a space file, or the name of a shipped one")
+    launch.add_argument("spaces", nargs="+", metavar="SPACE", help="space files, patterns, or names of shipped ones")
     launch.add_argument("--out", metavar="DIR", help="run folder, new or empty (default runs/NAME-TIMESTAMP)")
     launch.add_argument(
         "--sampler",

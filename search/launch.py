@@ -33,7 +33,7 @@ from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_comp
 from search.trials import check_kept, closest_to_feasible, trial_parts
 from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasible, Progress, Update
 
-__all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "launch", "resume"]
+__all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "begin", "launch", "resume"]
 
 REPLAYED_TASKS = 8_000_000  # of each finalist: about ten seconds; `search replay` takes half as many again
 TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
@@ -41,9 +41,14 @@ TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search re
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
     """A new run of `space`. Raises NothingFeasible with the run folder written, Interrupted once there is one."""
-    manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
-    with RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest) as run:
+    with begin(space, options) as run:
         return _replay(_carry_out(run, space, options, progress), space, options, progress)
+
+
+def begin(space: Space, options: LaunchOptions) -> RunFolder:
+    """The folder of a run that has not started: `resume` carries it out."""
+    manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
+    return RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest)
 
 
 def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:

@@ -52,6 +52,7 @@ __all__ = [
     "RayPool",
     "Worker",
     "WorkerFactory",
+    "one_session",
 ]
 
 _QUEUED_PER_ACTOR = 2  # One runs, one waits, so an actor never idles while the driver merges a front.
@@ -75,6 +76,16 @@ class _Seat:
         busy = len(self.flights)
         lonely = any(block.alone for block in self.flights.values())
         return self.starting is None and busy < _QUEUED_PER_ACTOR and not lonely
+
+
+@contextmanager
+def one_session(address: str | None = None, num_workers: int | None = None) -> Iterator[None]:
+    """One connection to Ray for every pool that is opened inside: starting a local Ray takes seconds each time."""
+    session = _Session(address, num_workers, _OBJECT_STORE_BYTES)
+    try:
+        yield
+    finally:
+        session.close()
 
 
 class RayPool(Closing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +18,16 @@ from results.store import RunFolder, claimable
 from results.table import Table
 from search.choice import check_searchable
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
+from search.commands.launch_many import launch_many, resume_many
 from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
-from search.commands.runs import find_run, space_of
+from search.commands.runs import find_batch, find_run, space_of
 from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
-from search.space import Sampler, Space, load_space
+from search.space import Sampler, Space, load_space, shipped_spaces
 from search.trials import closest_of
 
 __all__ = ["run", "run_resume"]
@@ -36,26 +38,35 @@ TOKENS = "14.8e12"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Searches every space, one after the other; the first that does not end well ends all."""
-    for option, given in (("--out", args.out), ("-o", args.output)):
-        if given is not None and len(args.spaces) > 1:
-            raise ValueError(
-                f"{option} is for one space, but got {len(args.spaces)}; leave it out, or launch one by one"
-            )
+    """Searches a space, or several one after the other (launch_many.py). All are read before the first starts."""
     asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
     overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
-    loaded = [load_space(name, overrides) for name in args.spaces]
+    loaded = [load_space(name, overrides) for name in _spaces(args.spaces)]
     for space in loaded:
         check_searchable(space)
     warm = _warm(args.warm, loaded) if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
     options = replace(_options(args, out), warm=warm)
     for space in loaded:
-        _say(_understood(space, str(out) if out else f"runs/{space.name}-TIMESTAMP"))
-        code = _finish(args, space, partial(launch, space, options))
-        if code:
-            return code
-    return 0
+        place = str(out) if out else f"runs/{space.name if len(loaded) == 1 else 'batch'}-TIMESTAMP"
+        _say(_understood(space, place))
+    if len(loaded) > 1:
+        return launch_many(args, loaded, options)
+    return _finish(args, loaded[0], partial(launch, loaded[0], options))
+
+
+def _spaces(words: Sequence[str]) -> list[str]:
+    """The spaces of a command line: a word with * ? or [ that is no file is a pattern, for shells that expand none."""
+    found: list[str] = []
+    for word in words:
+        if Path(word).exists() or not set(word) & set("*?["):
+            found.append(word)
+            continue
+        matches = sorted(glob.glob(word))
+        if not matches:
+            raise ValueError(f"{word}: no file matches; accepted space files, or {', '.join(shipped_spaces())}")
+        found += matches
+    return found
 
 
 def _warm(name: str, loaded: list[Space]) -> Path:
@@ -69,7 +80,9 @@ def _warm(name: str, loaded: list[Space]) -> Path:
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    """Goes on where a run stopped."""
+    """Goes on where a run, or a batch of runs, stopped."""
+    if (batch := find_batch(args.run)) is not None:
+        return resume_many(args, batch, _options(args, None))
     folder = find_run(args.run)
     space = space_of(folder)
     _say(_understood(space, str(folder.path)))

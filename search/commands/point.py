@@ -21,7 +21,7 @@ from hardware.units import format_count
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
 from results.store import RUNS, RunFolder, is_run
 from search.axes import axis_values
-from search.commands.runs import find_run, space_of
+from search.commands.runs import find_batch, find_run, space_of
 from search.finalists import system_of_row
 from search.space import Space, SpaceError, load_space, parse_space, shipped_spaces
 
@@ -92,6 +92,8 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if reference is None and (named := split_named(target)) is not None:
         target, reference = named
     parts = split_run(target)
+    if parts is None and find_batch(target) is not None:
+        find_run(target)  # which names the runs in it
     if parts is None and is_run(Path(target)):
         raise ValueError(f"{target}: a run holds many points; write {target}:ID, with an id of `search show {target}`")
     if parts is None:

@@ -6,23 +6,37 @@ import argparse
 from difflib import get_close_matches
 from pathlib import Path
 
+from results.batch_index import BatchIndex, is_batch
 from results.report import runs_table
+from results.report.batch import batch_table
 from results.store import RUNS, RunFolder, list_runs
 from search.commands.answer import answer
 from search.space import Space, parse_space
 
-__all__ = ["find_run", "run", "space_of"]
+__all__ = ["find_batch", "find_run", "run", "space_of"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists the runs of a folder."""
+    """Lists the runs of a folder, or of a batch as its index has them."""
+    if (batch := find_batch(args.directory)) is not None:
+        index = BatchIndex.open(batch)
+        answer(args, text=batch_table(index.rows()), data={"batch": str(batch), "runs": index.rows()})
+        return 0
     rows = list_runs(Path(args.directory))
     answer(args, text=runs_table(rows), data={"runs": rows})
     return 0
 
 
+def find_batch(name: str) -> Path | None:
+    """The folder of several runs in that place or of that name under runs/; None where it is none."""
+    return next((path for path in (Path(name), RUNS / name) if name and is_batch(path)), None)
+
+
 def find_run(name: str) -> RunFolder:
     """The run in that folder, of that name under runs/, or the newest one (`latest`)."""
+    if (batch := find_batch(name)) is not None:
+        runs = ", ".join(str(batch / entry.run) for entry in BatchIndex.open(batch).entries)
+        raise ValueError(f"{name}: a batch holds several runs; give one of {runs}")
     for path in (Path(name), RUNS / name):
         if path.is_dir() and name:
             return RunFolder.open(path)

@@ -182,16 +182,6 @@ def test_launch_flags_an_estimate_that_the_replay_contradicts_and_ranks_again(se
     assert told.partition("by estimate ")[2].startswith("11, ")
 
 
-def test_several_spaces_run_one_after_the_other(search, tmp_path):
-    (tmp_path / "other.yaml").write_text(
-        "model: llama3_8b\nsystem: dgx_h100\nworkload: {seq: 8192, global_batch: 512}\n"
-        "strategy: {zero_stage: 3, recompute: full}"
-    )
-    first, second = map(json.loads, search("launch", SMALL, "other.yaml", *INLINE, "--json").out.splitlines())
-    assert [len(data["rows"]) > 1 for data in (first, second)] == [True, False]
-    assert first["run"] != second["run"]
-
-
 def test_a_configuration_has_a_front_of_one(search, tmp_path):
     text = (
         "model: llama3_8b\nsystem: dgx_h100\nworkload: {seq: 8192, global_batch: 512}\nstrategy: {tp: 8, zero_stage: 3}"
