@@ -15,7 +15,6 @@ from estimator.balance import MARGIN, Shape, balance, fastest, prefix_of, shape_
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
 from estimator.batch import fixed_bytes, splits_backward
-from estimator.build import LAYER_BLOCKS
 from estimator.compose import Net
 from estimator.cost.table import Base
 from estimator.graph import BlockKind
@@ -124,7 +123,7 @@ def configured_layouts(
 
 def _kinds_of_layers(model: ModelSpec, kinds: tuple[BlockKind, ...]) -> np.ndarray:
     """Index of the block kind of each transformer layer [L]."""
-    return np.array([kinds.index(LAYER_BLOCKS[kind]) for kind in model.layer_kinds], dtype=np.int64)
+    return np.array([kinds.index(BlockKind.of(layer)) for layer in model.layer_specs], dtype=np.int64)
 
 
 @lru_cache(maxsize=256)

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from estimator.graph import Block, BlockKind, OpGraph
-from estimator.model import LayerKind, MLASpec, ModelSpec, MoESpec, Norm
+from estimator.model import MLASpec, ModelSpec, MoESpec, Norm, QKNorm
 from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
 from estimator.precision import Role
 from estimator.strategy import Module
 
-__all__ = ["LAYER_BLOCKS", "build"]
-
-LAYER_BLOCKS = {LayerKind.DENSE: BlockKind.DENSE, LayerKind.MOE: BlockKind.MOE}
+__all__ = ["build"]
 
 CORE, NORMS, UP_PROJ = Module.CORE_ATTENTION.value, Module.LAYERNORM.value, Module.MLA_UP_PROJ.value
 MLP, MLP_ACT, MOE, MOE_ACT = (
@@ -33,13 +31,13 @@ MLP, MLP_ACT, MOE, MOE_ACT = (
 @lru_cache(maxsize=64)
 def build(model: ModelSpec, seq: int) -> OpGraph:
     """The logical graph of `model` at sequence length `seq`."""
-    layers = tuple(LAYER_BLOCKS[kind] for kind in model.layer_kinds)
+    layers = tuple(BlockKind.of(layer) for layer in model.layer_specs)
     entry = (BlockKind.EMBEDDING, BlockKind.POSITIONS) if model.max_positions else (BlockKind.EMBEDDING,)
     sequence = (
         *entry,
         *layers,
         BlockKind.HEAD,
-        *(BlockKind.MTP, LAYER_BLOCKS[model.mtp_layer_kind]) * model.num_mtp_layers,
+        *(BlockKind.MTP, BlockKind.of(model.mtp_layer_spec)) * model.num_mtp_layers,
     )
     make = {
         BlockKind.EMBEDDING: _embedding,
@@ -49,6 +47,11 @@ def build(model: ModelSpec, seq: int) -> OpGraph:
         BlockKind.HEAD: _head,
         BlockKind.MTP: _mtp,
     }
+    for kind in dict.fromkeys(sequence):
+        if kind not in make:
+            raise ValueError(f"layers of kind {kind.value!r} can be counted, but their work is not modelled yet")
+    if any((model.attention_sinks, model.attention_gate, model.parallel_block, model.hyper, model.compressed)):
+        raise ValueError(f"{model.name} can be counted, but the work of its blocks is not modelled yet")
     blocks = {kind: make[kind](model, seq) for kind in dict.fromkeys(sequence)}
     return OpGraph(name=model.name, blocks=blocks, sequence=sequence)
 
@@ -196,7 +199,7 @@ def _grouped_qkv(w: _Writer, x: str) -> tuple[str, str, str, Dim]:
         w.linear(f"attention.{name}_proj", x, w.hidden, dim, Component.ATTENTION, bias=model.attention_bias)
         for name, dim in (("q", q_dim), ("k", kv_dim), ("v", kv_dim))
     )
-    if model.qk_norm:
+    if model.qk_norm is QKNorm.HEAD:
         q, k = (_head_norm(w, name, t, dim) for name, t, dim in (("q", q, q_dim), ("k", k, kv_dim)))
     if not model.max_positions:
         q, k = _rope(w, "q", q, q_dim), _rope(w, "k", k, kv_dim)

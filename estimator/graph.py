@@ -7,27 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from estimator.layers import LayerSpec, Mlp
 from estimator.op import Array, Op, OpKind, Phase, Tensor, Weight
-from estimator.precision import Role, Tag
+from estimator.precision import Role
 
 __all__ = ["Block", "BlockKind", "OpGraph"]
 
 
-class BlockKind(Tag):
-    """Distinct blocks of a causal language model. MTP is what a multi-token-prediction module adds to its layer."""
+class BlockKind:
+    """Distinct blocks of a causal language model: its ends, and one kind for each distinct layer.
 
-    EMBEDDING = "embedding"
-    POSITIONS = "positions"
-    DENSE = "dense"
-    MOE = "moe"
-    HEAD = "head"
-    MTP = "mtp"
+    MTP is what a multi-token-prediction module adds to its layer. Equal kinds are one object (`of` makes each once,
+    and so does unpickling), so that they are looked up by identity.
+    """
+
+    __slots__ = ("layer", "value")
+    EMBEDDING: ClassVar[BlockKind]
+    POSITIONS: ClassVar[BlockKind]
+    DENSE: ClassVar[BlockKind]  # attention and a dense MLP, as most layers are
+    MOE: ClassVar[BlockKind]
+    HEAD: ClassVar[BlockKind]
+    MTP: ClassVar[BlockKind]
+    _known: ClassVar[dict[str | LayerSpec, BlockKind]] = {}
+
+    def __init__(self, value: str, layer: LayerSpec | None = None) -> None:
+        self.value, self.layer = value, layer
+
+    @classmethod
+    def of(cls, what: str | LayerSpec) -> BlockKind:
+        """The kind of a layer, or of an end by its name.
+
+        >>> BlockKind.of(LayerSpec()) is BlockKind.DENSE
+        True
+        """
+        if what not in cls._known:
+            cls._known[what] = cls(what.name, what) if isinstance(what, LayerSpec) else cls(what)
+        return cls._known[what]
+
+    def __reduce__(self) -> tuple[Callable[[str | LayerSpec], BlockKind], tuple[str | LayerSpec]]:
+        return BlockKind.of, (self.layer or self.value,)
+
+    def __repr__(self) -> str:
+        return f"BlockKind({self.value})"
 
     @property
     def is_layer(self) -> bool:
-        """Whether a pipeline layout counts it as a transformer layer."""
-        return self in {BlockKind.DENSE, BlockKind.MOE}
+        """Whether a pipeline layout counts it as a layer."""
+        return self.layer is not None
+
+
+for _name in ("EMBEDDING", "POSITIONS", "HEAD", "MTP"):
+    setattr(BlockKind, _name, BlockKind.of(_name.lower()))
+BlockKind.DENSE = BlockKind.of(LayerSpec())
+BlockKind.MOE = BlockKind.of(LayerSpec(mlp=Mlp.MOE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,7 +214,7 @@ def _qwen3(reader: _Reader) -> dict[str, Any]:
     bias = reader.boolean("attention_bias", False)  # on q, k, v and the output
     return {
         "head_dim": reader.integer("head_dim"),
-        "qk_norm": True,
+        "qk_norm": "head",
         "attention_bias": bias,
         "attention_output_bias": bias,
     }

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from estimator.build import LAYER_BLOCKS
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
 from estimator.schedule import placement
@@ -73,7 +72,7 @@ def layout_of(
     num_chunks = pp * vpp
     layers = layers or even_layers(model.num_layers, num_chunks)
     column = {kind: i for i, kind in enumerate(kinds)}
-    layer_column = {kind: column.get(block, -1) for kind, block in LAYER_BLOCKS.items()}
+    layer_columns = [column[BlockKind.of(layer)] for layer in model.layer_specs]
     counts = np.zeros((num_chunks, len(kinds)))
     first = np.zeros((num_chunks, max(layers) + 1, len(kinds)))
     start = 0
@@ -81,7 +80,7 @@ def layout_of(
         for n in range(max(layers)):
             first[chunk, n + 1] = first[chunk, n]
             if n < num:
-                first[chunk, n + 1, layer_column[model.layer_kinds[start + n]]] += 1
+                first[chunk, n + 1, layer_columns[start + n]] += 1
         counts[chunk] = first[chunk, -1]
         start += num
     if recomputed is not None:
@@ -94,7 +93,7 @@ def layout_of(
     if model.num_mtp_layers:
         counts[-1, column[BlockKind.EMBEDDING]] = 1
         counts[-1, column[BlockKind.MTP]] = model.num_mtp_layers
-        counts[-1, layer_column[model.mtp_layer_kind]] += model.num_mtp_layers
+        counts[-1, column[BlockKind.of(model.mtp_layer_spec)]] += model.num_mtp_layers
     chunks_of = placement(schedule, pp, vpp)
     held = counts[chunks_of].sum(axis=1)
     embedding, head = column[BlockKind.EMBEDDING], column[BlockKind.HEAD]

@@ -8,6 +8,7 @@ import pytest
 
 from estimator.build import build
 from estimator.graph import BlockKind
+from estimator.model import QKNorm
 from estimator.op import Op
 from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, PUBLISHED, SEQ, TINY, block, published, saved
 
@@ -28,7 +29,7 @@ def test_every_variant_holds_the_parameters_of_its_closed_form(model, tied, max_
 
 
 def test_query_and_key_norms_hold_one_vector_of_a_heads_width_each():
-    with_norms, without = replace(LLAMA, qk_norm=True), LLAMA
+    with_norms, without = replace(LLAMA, qk_norm=QKNorm.HEAD), LLAMA
     more = build(with_norms, SEQ).num_parameters() - build(without, SEQ).num_parameters()
     assert more == 2 * LLAMA.head_dim * LLAMA.num_layers
 

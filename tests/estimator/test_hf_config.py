@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from estimator.model import LayerKind, ModelSpec
+from estimator.model import LayerSpec, Mlp, ModelSpec
 
 # As `model.num_parameters()` of transformers 5.24 counts each, on the meta device, which agrees with the publishers.
 PUBLISHED = {
@@ -205,7 +205,7 @@ def test_it_counts_variants_as_their_reference_implementation_does(config: dict[
 
 def test_first_dense_layers_come_from_mlp_only_layers() -> None:
     model = ModelSpec.from_hf_config(QWEN3_MOE | {"mlp_only_layers": [0]})
-    assert model.layer_kinds == (LayerKind.DENSE, LayerKind.MOE)
+    assert model.layer_specs == (LayerSpec(), LayerSpec(mlp=Mlp.MOE))
 
 
 def test_a_folder_is_read_through_its_config_json_and_names_the_model(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import yaml
 
-from estimator.model import LayerKind, MLASpec, ModelSpec, MoESpec, Norm
+from estimator.model import LayerSpec, MLASpec, Mlp, ModelSpec, MoESpec, Norm, QKNorm
 from estimator.model_io import load_model, model_from_mapping, model_names
 from spaces import MODELS
 
 TINY = ModelSpec(name="tiny", num_layers=3, hidden=8, ffn=32, num_heads=4, num_kv_heads=2, head_dim=2, vocab=10)
 MOE = MoESpec(num_experts=4, top_k=2, ffn=16)
+MOE_LAYER = LayerSpec(mlp=Mlp.MOE)
 MLA = MLASpec(q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=3)
 
 # name: parameters without MTP
@@ -85,7 +86,7 @@ def test_a_library_model_has_the_published_active_parameters(name: str, billions
 def test_deepseek_mtp_adds_two_norms_a_projection_a_layer_and_a_last_norm() -> None:
     model = library("deepseek_v3")
     h = model.hidden
-    assert model.mtp_parameters == 2 * h + 2 * h * h + model.layer_parameters(LayerKind.MOE) + h
+    assert model.mtp_parameters == 2 * h + 2 * h * h + model.layer_parameters(MOE_LAYER) + h
     assert model.num_parameters(include_mtp=True) - model.num_parameters() == model.mtp_parameters == 11_610_068_224
 
 
@@ -100,9 +101,9 @@ def test_router_biases_are_counted_and_told_apart() -> None:
 
 def test_layers_are_dense_first_and_moe_after() -> None:
     model = replace(TINY, moe=replace(MOE, num_dense_layers=1))
-    assert model.layer_kinds == (LayerKind.DENSE, LayerKind.MOE, LayerKind.MOE)
-    assert TINY.layer_kinds == (LayerKind.DENSE,) * 3
-    assert replace(TINY, moe=replace(MOE, num_dense_layers=3)).layer_kinds == (LayerKind.DENSE,) * 3
+    assert model.layer_specs == (LayerSpec(), MOE_LAYER, MOE_LAYER)
+    assert TINY.layer_specs == (LayerSpec(),) * 3
+    assert replace(TINY, moe=replace(MOE, num_dense_layers=3)).layer_specs == (LayerSpec(),) * 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_layers_are_dense_first_and_moe_after() -> None:
         ({"gated_mlp": False}, -3 * 8 * 32),
         ({"tied_embeddings": True}, -80),
         ({"norm": Norm.LAYER}, 7 * 8),
-        ({"qk_norm": True}, 3 * 2 * 2),
+        ({"qk_norm": QKNorm.HEAD}, 3 * 2 * 2),
         ({"attention_bias": True}, 3 * (4 + 2 + 2) * 2),
         ({"attention_output_bias": True}, 3 * 8),
         ({"mlp_bias": True}, 3 * (2 * 32 + 8)),
@@ -154,18 +155,18 @@ def test_without_input_embedding_only_what_is_looked_up_goes() -> None:
 def test_all_experts_active_is_all_parameters() -> None:
     model = replace(TINY, moe=replace(MOE, top_k=4))
     assert model.num_active_parameters() == model.num_parameters()
-    assert model.active_layer_parameters(LayerKind.MOE) == model.layer_parameters(LayerKind.MOE)
+    assert model.active_layer_parameters(MOE_LAYER) == model.layer_parameters(MOE_LAYER)
 
 
 def test_parameters_are_the_sum_over_layers_and_ends() -> None:
     model = library("deepseek_v3")
-    layers = sum(model.layer_parameters(kind) for kind in model.layer_kinds)
+    layers = sum(model.layer_parameters(layer) for layer in model.layer_specs)
     assert model.num_parameters() == layers + 2 * model.vocab * model.hidden + model.hidden
 
 
 def test_a_dense_model_has_no_moe_layer() -> None:
     with pytest.raises(ValueError, match="tiny has no moe layers"):
-        TINY.layer_parameters(LayerKind.MOE)
+        TINY.layer_parameters(MOE_LAYER)
 
 
 def test_the_vocabulary_is_padded_to_a_multiple_for_one_degree_or_many() -> None:
@@ -186,7 +187,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_for_one_degree_or_many() -> None
         (lambda: replace(TINY, name=""), "name must not be empty"),
         (lambda: replace(TINY, num_kv_heads=3), r"num_heads \(4\) must be divisible by num_kv_heads \(3\); try .*2, 4"),
         (lambda: replace(TINY, mla=MLA), r"num_kv_heads \(2\) must equal num_heads \(4\) with mla"),
-        (lambda: replace(TINY, mla=MLA, num_kv_heads=4, qk_norm=True), "qk_norm must be false with mla"),
+        (lambda: replace(TINY, mla=MLA, num_kv_heads=4, qk_norm=QKNorm.HEAD), "qk_norm must be none with mla"),
         (lambda: replace(TINY, mla=MLA, num_kv_heads=4, attention_bias=True), "attention_bias must be false with mla"),
         (lambda: replace(TINY, moe=replace(MOE, num_dense_layers=4)), r"num_dense_layers \(4\) must be at most"),
         (lambda: replace(MOE, top_k=5), r"top_k \(5\) must be at most num_experts \(4\)"),
