@@ -1,0 +1,82 @@
+"""What stands before and behind the layers: embedding, positions, head, and what multi-token prediction adds."""
+
+from __future__ import annotations
+
+from estimator.build.writer import Writer
+from estimator.graph import Block, BlockKind
+from estimator.model import ModelSpec
+from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
+from estimator.precision import Role
+
+__all__ = ["embedding", "head", "mtp", "positions"]
+
+
+def embedding(model: ModelSpec, seq: int) -> Block:
+    """Look-up of words."""
+    w = Writer(model, seq)
+    w.tensors["ids"] = Tensor((w.tokens,), Role.INDEX)
+    out = w.tensor("embed.out", w.hidden)
+    table = Weight("embed.weight", (vocabulary(model), w.hidden), linear=False)
+    w.ops.append(
+        Op(name="embed", kind=OpKind.EMBEDDING, component=Component.EMBEDDING, inputs=("ids",), outputs=(out,),
+           saves=(Save("ids", Role.INDEX),), weights=(table,))
+    )  # fmt: skip
+    return w.block(BlockKind.EMBEDDING, "ids")
+
+
+def positions(model: ModelSpec, seq: int) -> Block:
+    """Learned positions, added to the embedding.
+
+    A block of their own, for a head tied to the embedding shares the table of words but not that of positions.
+    """
+    w = Writer(model, seq)
+    x, out = w.tensor("x", w.hidden), w.tensor("positions.out", w.hidden)
+    table = Weight("positions.weight", (Dim(float(model.max_positions), Axis.POSITIONS), w.hidden), linear=False)
+    w.ops.append(
+        Op(name="positions", kind=OpKind.ELEMENTWISE, component=Component.EMBEDDING, inputs=(x,), outputs=(out,),
+           weights=(table,))
+    )  # fmt: skip
+    return w.block(BlockKind.POSITIONS, "x")
+
+
+def vocabulary(model: ModelSpec) -> Dim:
+    return Dim(float(model.vocab), Axis.VOCAB, units=model.vocab_multiple)
+
+
+def _head_ops(w: Writer, x: str) -> None:
+    """Final norm, vocabulary projection (never in fp8), cross entropy."""
+    vocab = vocabulary(w.model)
+    normed = w.norm("final_norm", x, w.hidden, centred=w.centred)
+    logits = w.linear("lm_head", normed, w.hidden, vocab, Component.HEAD, save_as=Role.ACTIVATION)
+    w.tensors["loss.out"] = Tensor((w.tokens,), Role.FULL)
+    w.memory_op("loss", OpKind.LOSS, (logits,), ("loss.out",), Component.HEAD, saves=(Save(logits, Role.FULL),),
+                passes=4.0)  # fmt: skip
+
+
+def head(model: ModelSpec, seq: int) -> Block:
+    """Norm, projection to the vocabulary, loss."""
+    w = Writer(model, seq)
+    _head_ops(w, w.tensor("x", w.hidden))
+    if model.tied_embeddings:
+        shared = Weight("embed.weight", (vocabulary(model), w.hidden), linear=False)
+        w.ops = [op.but(weights=(shared,)) if op.name == "lm_head" else op for op in w.ops]
+    return w.block(BlockKind.HEAD, "x")
+
+
+def mtp(model: ModelSpec, seq: int) -> Block:
+    """What multi-token prediction adds to a layer (DeepSeek-V3, arXiv:2412.19437, Eqs. 21 to 24).
+
+    Norms and projection before it, the head again behind it; the layer itself follows in the sequence. Embedding and
+    head weights are shared with the main model; a pipeline rank without them keeps a copy (layout.py).
+    """
+    w = Writer(model, seq)
+    x, ahead = w.tensor("x", w.hidden), w.tensor("ahead", w.hidden)
+    both = Dim(2.0 * model.hidden, Axis.HIDDEN)
+    h = w.norm("mtp.hidden_norm", x, w.hidden, centred=w.centred)
+    e = w.norm("mtp.embed_norm", ahead, w.hidden, centred=w.centred)
+    joined = w.tensor("mtp.concat.out", both)
+    w.memory_op("mtp.concat", OpKind.ELEMENTWISE, (h, e), (joined,), Component.MTP)
+    w.linear("mtp.proj", joined, both, w.hidden, Component.MTP)
+    _head_ops(w, w.tensor("mtp.layer.out", w.hidden))
+    w.ops = [op.but(weights=()) if op.name == "lm_head" else op for op in w.ops]
+    return w.block(BlockKind.MTP, "x")
