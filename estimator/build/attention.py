@@ -1,4 +1,4 @@
-"""Attention: its projections and its core, grouped or latent. Flash attention is a fusion (passes/fuse.py)."""
+"""Attention: its projections and its core, grouped or latent. Flash attention is a fusion (passes/fuse)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _latent_qkv(w: Writer, x: str, mla: MLASpec) -> tuple[str, str, str, Dim]:
 
 
 def _core(w: Writer, q: str, k: str, v: str) -> str:
-    """softmax(q k^T) v with its s x s scores; flash attention is a fusion (passes/fuse.py)."""
+    """softmax(q k^T) v with its s x s scores; flash attention is a fusion (passes/fuse)."""
     model, core = w.model, frozenset({CORE})
     heads = Dim(float(model.num_heads), Axis.HEADS, units=model.num_heads)
     shape = (Dim(1.0, Axis.BATCH), Dim(float(w.seq), Axis.QUERY), Dim(float(w.seq), Axis.KEY), heads)

@@ -33,7 +33,7 @@ def mlp(w: Writer, x: str, prefix: str = "mlp", ffn: Dim | None = None, modules:
 
 
 def _activation(w: Writer, prefix: str, x: list[str], component: Component, modules: frozenset[str]) -> str:
-    """GELU of one input, or silu(gate) * up in two ops; their fusion drops silu(gate) (passes/fuse.py)."""
+    """GELU of one input, or silu(gate) * up in two ops; their fusion drops silu(gate) (passes/fuse)."""
     shape = w.tensors[x[0]].dims
     out = f"{prefix}.act.out"
     w.tensors[out] = Tensor(shape)

@@ -1,0 +1,31 @@
+"""Fusion: kernels that do several ops at once and keep less. Runs inside a shard and knows no parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from estimator.graph import Block, OpGraph
+from estimator.passes.fuse.attention import flash_attention
+from estimator.passes.fuse.loss import LOSS_CHUNKS, fused_loss
+from estimator.passes.fuse.streams import fused_activation, fused_norm
+from estimator.strategy import Fusion
+
+__all__ = ["LOSS_CHUNKS", "RULES", "fuse"]
+
+RULES: Mapping[Fusion, Callable[[Block], Block]] = MappingProxyType(
+    {
+        Fusion.FLASH_ATTENTION: flash_attention,
+        Fusion.FUSED_NORM: fused_norm,
+        Fusion.FUSED_ACTIVATION: fused_activation,
+        Fusion.FUSED_LOSS: fused_loss,
+    }
+)
+"""Each finds its ops by their kinds and by what they read and write, and leaves other blocks alone."""
+
+
+def fuse(graph: OpGraph, fusion: frozenset[Fusion]) -> OpGraph:
+    """The graph with the chosen kernels in place; the order of rules does not matter."""
+    for name in sorted(fusion, key=lambda f: f.value):
+        graph = graph.map(RULES[name])
+    return graph
