@@ -129,7 +129,10 @@ class Group(Tag):
 
 
 class Dim(NamedTuple):
-    """A size along a logical axis. `units`: how many indivisible pieces it holds (heads); 0: any split is even."""
+    """A size along a logical axis. `units`: how many indivisible pieces it holds (heads); 0: any split is even.
+
+    Of routed rows: the experts that have a fixed number of rows each; 0: routing decides how many rows there are.
+    """
 
     size: Array
     axis: Axis
@@ -185,7 +188,8 @@ class Op:
 
     `inputs` and `outputs` name tensors of the block; `modules` are the recompute names (strategy.Module values) it
     belongs to; `passes` is how often a memory-bound op streams its tensors (1 when fused). `saves` of an op that runs
-    again are what the first run keeps all the same.
+    again are what the first run keeps all the same. An op that `rides` is part of the kernel before it, not launched
+    by itself; what is `held` stays on the chip between the two.
     """
 
     name: str
@@ -200,6 +204,9 @@ class Op:
     phase: Phase = Phase.FORWARD
     role: Role = Role.LINEAR_INPUT  # of GEMM inputs: picks the engine
     passes: float = 1.0
+    rides: bool = False
+    held: frozenset[str] = frozenset()  # tensors that it neither reads from memory nor writes there
+    captured: bool = False  # launched by a CUDA graph together with its captured neighbours
     collective: Traffic | None = None
     group: Group | None = None
     payload: Array = 0.0  # bytes of the whole buffer

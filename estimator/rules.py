@@ -14,7 +14,7 @@ import numpy as np
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
-from estimator.strategy import ContextParallel, LayoutRule, RankOrder, RecomputeKind, Schedule, Strategy
+from estimator.strategy import ContextParallel, CudaGraph, LayoutRule, RankOrder, RecomputeKind, Schedule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -218,6 +218,11 @@ def _overlap_tp(c: Case) -> np.ndarray:
     return (c.overlap_tp == 0) | (c.tp == 1) | c.strategy.sequence_parallel
 
 
+def _cuda_graph(c: Case) -> np.ndarray:
+    is_static = c.model.moe is None or bool(c.model.moe.capacity_factor)
+    return _true(c) & (is_static or c.strategy.cuda_graph is not CudaGraph.FULL)
+
+
 def _engine(c: Case) -> np.ndarray:
     chip, r = c.system.chip, recipe(c.strategy.precision)
     return _true(c) & all(dtype in chip.matrix_flops_per_s for dtype in (r.gemm, r.attention))
@@ -236,6 +241,8 @@ RULES: tuple[Rule, ...] = (
          "{offload_states}, tp_chunks {tp_chunks}"),
     Rule("engine", _engine, "the chip must have a matrix engine for the recipe's dtypes",
          "choose another precision or chip"),
+    Rule("cuda_graph", _cuda_graph, "a captured iteration needs shapes that do not depend on where tokens are routed",
+         "use cuda_graph: layer, which leaves what experts do outside, or a model with a capacity_factor"),
     Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),
          "num_chips ({num_chips}) must be divisible by tp ({tp}) * cp ({cp}) * pp ({pp})",
          "choose degrees whose product divides it"),

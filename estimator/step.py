@@ -17,7 +17,15 @@ from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
 from estimator.span import CODES
 from estimator.strategy import LayoutRule, RecomputeKind, Strategy
-from estimator.tables import FIXED_HOST_S, NET_SIZES, ROW_SIZES, TableBuilder, choice_index, model_flops_per_token
+from estimator.tables import (
+    NET_SIZES,
+    ROW_FLAGS,
+    ROW_SIZES,
+    TableBuilder,
+    choice_index,
+    fixed_host_s,
+    model_flops_per_token,
+)
 from estimator.workload import Workload
 from hardware.dtype import DType
 from hardware.system import SystemSpec
@@ -47,7 +55,7 @@ def evaluate(
     stages: tuple[StageResult, ...] = ()
     if legal.size:
         out[legal], stages = _compose(case, legal, gate=gate)
-    columns = columns_of(out, model, system, workload, strategy.precision)
+    columns = columns_of(out, model, system, workload, strategy)
     fits = out[:, Out.DEVICE_MEMORY_BYTES] <= system.usable_hbm_bytes
     reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
     assumptions = (*system.assumptions, *system.chip.assumptions)
@@ -117,7 +125,7 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
     sizes = {name: values[legal] for name, values in case.sizes.items()}
     has_blocks = s.recompute.kind is RecomputeKind.BLOCK
     builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,), has_blocks)
-    row_of, rows = distinct(sizes, ROW_SIZES)
+    row_of, rows = distinct(sizes, (*ROW_SIZES, *ROW_FLAGS))
     net_of, nets = distinct(sizes, NET_SIZES)
     layout_of, places = distinct(sizes, ("pp", "vpp"))
     made = [builder.layout(s.schedule, int(pp), int(v)) for pp, v in zip(places["pp"], places["vpp"], strict=True)]
@@ -188,12 +196,12 @@ def _stages(place: Place, items: np.ndarray, seconds: np.ndarray) -> tuple[Stage
 
 
 def columns_of(
-    out: np.ndarray, model: ModelSpec, system: SystemSpec, workload: Workload, precision: str
+    out: np.ndarray, model: ModelSpec, system: SystemSpec, workload: Workload, strategy: Strategy
 ) -> dict[str, np.ndarray]:
-    """The columns of estimator/result.py from composed rows [N, Out]."""
+    """The columns of estimator/result.py from composed rows [N, Out] of one strategy's structure fields."""
     col = {o.name.lower(): out[:, o].copy() for o in Out}
     step, chips, tokens = col["step_time_s"], system.num_chips, float(workload.tokens)
-    r = recipe(precision)
+    r = recipe(strategy.precision)
     per_chip = model_flops_per_token(model, workload.seq) * tokens / chips
     peak = system.chip.matrix_flops_per_s.get(r.gemm, np.nan)
     bf16 = system.chip.matrix_flops_per_s.get(DType.BF16, system.chip.matrix_flops_per_s.get(DType.FP16, np.nan))
@@ -207,7 +215,7 @@ def columns_of(
         "hfu": (per_chip + col["recompute_flops"]) / (step * peak),
         "compute_s": col["forward_s"] + col["backward_s"] + col["recompute_s"],
         "exposed_offload_s": np.zeros_like(step),
-        "fixed_host_s": np.where(np.isnan(step), np.nan, FIXED_HOST_S),
+        "fixed_host_s": np.where(np.isnan(step), np.nan, fixed_host_s(strategy.cuda_graph)),
         "reserved_memory_bytes": col["peak_memory_bytes"] * RESERVED_FACTOR,
         "num_gpus": np.full_like(step, chips),
         "cost_usd_per_mtoken": system.price_usd_per_s * step / tokens * 1e6,

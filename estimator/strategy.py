@@ -87,6 +87,14 @@ class Fusion(Enum):
     FUSED_LOSS = "fused_loss"
     FUSED_NORM = "fused_norm"
     FUSED_ACTIVATION = "fused_activation"
+    FUSED_QKV = "fused_qkv"
+    FUSED_GATE_UP = "fused_gate_up"
+    FUSED_MLA_PROJECTIONS = "fused_mla_projections"
+    FUSED_ROPE = "fused_rope"
+    FUSED_RESIDUAL_NORM = "fused_residual_norm"
+    FUSED_PERMUTE = "fused_permute"
+    FUSED_ROUTER = "fused_router"
+    FUSED_QUANTIZE = "fused_quantize"
 
 
 class Module(Enum):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,7 @@ from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
 from estimator.strategy import (
-    Chunks,
-    ContextParallel,
-    Fusion,
+    CudaGraph,
     LayoutRule,
     RankOrder,
     Recompute,
@@ -44,17 +43,21 @@ from estimator.strategy import (
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "gradient_groups", "group_costs", "jitter_share",
-           "model_flops_per_token"]  # fmt: skip
+__all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "fixed_host_s", "gradient_groups", "group_costs",
+           "jitter_share", "model_flops_per_token"]  # fmt: skip
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
-Split = tuple[bool, ContextParallel, frozenset[Fusion], Chunks]
+SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph")
+"""Structure fields that decide which ops a row has and what they cost; recompute and precision stand beside them."""
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
+ROW_FLAGS = ("overlap_cp",)
+"""Overlaps that prices of a row depend on; where rows do not tell, the strategy does."""
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
 
 UPDATE_BYTES_EXTRA = 2.0  # the bf16 weight that the update writes, beside reading the gradient and both ways the states
 FIXED_HOST_S = 5e-3  # data loader hand-over, loss logging, optimizer launch; assumption
+CAPTURED_HOST_S = 2e-3  # what is left of it where a CUDA graph holds the optimizer's launches as well; assumption
 JITTER_PER_DOUBLING = 5e-4  # share of a step lost per doubling of the chips to the slowest rank; assumption
 
 
@@ -76,23 +79,26 @@ def model_flops_per_token(model: ModelSpec, seq: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _one_row(
-    model: ModelSpec, seq: int, system: SystemSpec, split: Split, precision: str, choices: tuple[Recompute, ...],
-    sizes: tuple[float, ...],
+    model: ModelSpec, seq: int, system: SystemSpec, shaping: tuple[Any, ...], precision: str,
+    choices: tuple[Recompute, ...], sizes: tuple[float, ...],
 ) -> PriceTable:  # fmt: skip
     """Prices of one row: what a scalar evaluation needs again and again while pp, ZeRO or overlaps change."""
-    return _rows(build(model, seq), system, split, recipe(precision), choices, dict(zip(ROW_SIZES, sizes, strict=True)))
+    return _rows(
+        build(model, seq),
+        system,
+        shaping,
+        recipe(precision),
+        choices,
+        dict(zip((*ROW_SIZES, *ROW_FLAGS), sizes, strict=True)),
+    )
 
 
 def _rows(
-    graph: OpGraph, system: SystemSpec, split: Split, r: PrecisionRecipe, choices: tuple[Recompute, ...],
+    graph: OpGraph, system: SystemSpec, shaping: tuple[Any, ...], r: PrecisionRecipe, choices: tuple[Recompute, ...],
     sizes: Mapping[str, Size],
 ) -> PriceTable:  # fmt: skip
-    """Lower and price rows: ROW_SIZES as plain floats, or each [R]. Nothing else of a strategy shapes an op."""
-    sequence_parallel, context_parallel, fusion, chunks = split
-    s = Strategy(
-        sequence_parallel=sequence_parallel, context_parallel=context_parallel, fusion=fusion, tp_chunks=chunks
-    )
-    s = s.with_sizes({name: sizes[name] for name in ROW_SIZES})
+    """Lower and price rows: SHAPING, and ROW_SIZES and ROW_FLAGS as plain floats, or each [R]. Nothing else counts."""
+    s = Strategy(**dict(zip(SHAPING, shaping, strict=True))).with_sizes(dict(sizes))
     return price_table(lower(graph, s, r), s, system, r, choices)
 
 
@@ -147,7 +153,9 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
 
 
 @lru_cache(maxsize=256)
-def constants_of(system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None) -> Constants:
+def constants_of(
+    system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None, scope: CudaGraph = CudaGraph.NONE
+) -> Constants:
     """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
     chip = system.chip
     traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
@@ -156,10 +164,15 @@ def constants_of(system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | No
         gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
         update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
-        norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=FIXED_HOST_S,
+        norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=fixed_host_s(scope),
         jitter=jitter_share(system),
         expert_bucket=-1.0 if expert_bucket is None else float(expert_bucket),
     )  # fmt: skip
+
+
+def fixed_host_s(scope: CudaGraph) -> float:
+    """Host work of a step that nothing hides."""
+    return CAPTURED_HOST_S if scope is CudaGraph.FULL else FIXED_HOST_S
 
 
 def jitter_share(system: SystemSpec) -> float:
@@ -250,16 +263,18 @@ class TableBuilder:
     def constants(self) -> Constants:
         """Numbers of the system and the recipe."""
         buckets = self.strategy.expert_bucket_bytes if self.model.moe else None
-        return constants_of(self.system, self.recipe, buckets)
+        return constants_of(self.system, self.recipe, buckets, self.strategy.cuda_graph)
 
     def prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
-        """Prices of ROW_SIZES, each [R]."""
+        """Prices of ROW_SIZES, and of ROW_FLAGS where rows differ in them, each [R]."""
         s = self.strategy
-        split = (s.sequence_parallel, s.context_parallel, s.fusion, s.tp_chunks)
+        sizes = {name: rows[name] for name in ROW_SIZES}
+        sizes |= {name: rows[name] if name in rows else np.atleast_1d(s.sizes()[name]) for name in ROW_FLAGS}
+        shaping = tuple(getattr(s, name) for name in SHAPING)
         if len(rows["tp"]) == 1:
-            sizes = tuple(float(rows[name][0]) for name in ROW_SIZES)
-            return _one_row(self.model, self.workload.seq, self.system, split, s.precision, self.choices, sizes)
-        return _rows(self.graph, self.system, split, self.recipe, self.choices, rows)
+            one = tuple(float(values[0]) for values in sizes.values())
+            return _one_row(self.model, self.workload.seq, self.system, shaping, s.precision, self.choices, one)
+        return _rows(self.graph, self.system, shaping, self.recipe, self.choices, sizes)
 
     def nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
         """Costs of the groups of NET_SIZES, each [G]: [G, Net]."""

@@ -85,7 +85,7 @@ def compose_ids(
         composed = np.empty((len(mine), len(Out)))
         chunks = world.tables.layouts[rows.layout[-1], 7]
         compose_rows(world.tables, rows, gate, composed, np.zeros((rows.pp[-1], len(ITEMS))), np.zeros((chunks, 3)))
-        columns = columns_of(composed, space.model, world.system, space.workload, world.strategy.precision)
+        columns = columns_of(composed, space.model, world.system, space.workload, world.strategy)
         for name, values in columns.items():
             out.setdefault(name, np.empty(len(ids), dtype=values.dtype))[mine] = values
     return out

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from estimator.strategy import RecomputeKind
-from estimator.tables import FIXED_HOST_S, model_flops_per_token
+from estimator.tables import fixed_host_s, model_flops_per_token
 from hardware.dtype import DType
 from results.pareto import non_dominated
 from search.candidates import batches, compose_ids, known_values, schedule_codes
@@ -281,8 +281,11 @@ class SweepWorker:
         peaks = system.chip.matrix_flops_per_s
         bf16 = peaks.get(DType.BF16, peaks.get(DType.FP16, np.nan))
         return np.array(
-            [tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w, FIXED_HOST_S], dtype=float
-        )
+            [
+                tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w,
+                fixed_host_s(world.strategy.cuda_graph),
+            ], dtype=float,
+        )  # fmt: skip
 
     def _filter(self, w: int, part: Structures) -> Filter:
         """Constraints of the space as programs over DERIVED, OPTION_VALUES and OWN_VALUES."""

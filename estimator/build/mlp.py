@@ -78,7 +78,9 @@ def _routed(w: Writer, x: str, moe: MoESpec, module: frozenset[str]) -> str:
     top = w.tensor("router.top.out", Dim(float(moe.top_k), Axis.ROUTER), role=Role.FULL)
     w.memory_op("router.top", OpKind.TOPK, (scores,), (top,), Component.ROUTER, saves=(Save(scores, Role.FULL),),
                 modules=module, passes=3.0)  # fmt: skip
-    rows = Dim(w.seq * moe.top_k * (moe.capacity_factor or 1.0), Axis.ROUTED)
+    # With a capacity factor every expert has its fixed number of rows; without, routing decides how many there are.
+    fixed = moe.num_experts if moe.capacity_factor else 0
+    rows = Dim(w.seq * moe.top_k * (moe.capacity_factor or 1.0), Axis.ROUTED, units=fixed)
     inner = Dim(float(moe.ffn), Axis.EXPERT_FFN)
 
     def routed_tensor(name: str, dim: Dim, role: Role = Role.ACTIVATION) -> str:

@@ -113,5 +113,5 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
     compute = backend.compute_seconds(op, amount, chip, recipe)
     moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
     memory = moved / (chip.hbm_bytes_per_s * chip.hbm_efficiency)
-    seconds = larger(compute, memory) + KERNEL_S
+    seconds = larger(compute, memory) + (0.0 if op.rides else KERNEL_S)
     return Price(seconds, compute, memory, amount, backend.name)

@@ -21,7 +21,7 @@ from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, large
 from estimator.passes import recompute
 from estimator.passes.shard import CORE_KINDS, is_tensor_parallel
 from estimator.precision import PrecisionRecipe, Role
-from estimator.strategy import Recompute, Strategy
+from estimator.strategy import CudaGraph, Recompute, Strategy
 from hardware.system import SystemSpec
 
 __all__ = ["Again", "Base", "PriceTable", "price_table"]
@@ -122,6 +122,7 @@ class _Priced(NamedTuple):
 
     price: Price
     cut_s: Array
+    is_part: bool  # of the kernel before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ class _Pricer:
         """The ops of one phase; `priced` [op name] collects forward prices and gives them to recompute."""
         chunks, tp = self.strategy.tp_chunks, self.strategy.tp
         alone = isinstance(tp, float | int) and tp == 1  # a row by itself: nothing to cut
-        total = _PhaseSeconds(self.strategy.tp, self.strategy.cp, self.system.chip.launch_s)
+        total = _PhaseSeconds(self.strategy, self.system.chip.launch_s)
         cut = {} if alone else cuts(block.of_phase(phase), chunks)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
@@ -194,13 +195,14 @@ class _Pricer:
                     num = pieces(op, chunks)
                     total.add_fused(op, self.traffic_seconds(op, num), num)
                 continue
-            if phase is Phase.RECOMPUTE:
-                p, cut_s = priced[op.name]
+            known = priced.get(op.name) if phase is Phase.RECOMPUTE else None
+            if known and known.is_part == op.rides:
+                p, cut_s = known.price, known.cut_s
             else:
                 p = price(op, block, self.system.chip, self.recipe, self.backends)
                 cut_s = self.cut_seconds(op, block, p.seconds, cut[op.name]) if op.name in cut else p.seconds
                 if phase is Phase.FORWARD:
-                    priced[op.name] = _Priced(p, cut_s)
+                    priced[op.name] = _Priced(p, cut_s, op.rides)
             total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0, cut_s)
         return total
 
@@ -249,7 +251,7 @@ class _Pricer:
         for op in block.of_phase(Phase.WEIGHT_GRAD):
             width = self.recipe.gemm.nbytes if op.role is Role.LINEAR_INPUT else self.recipe.nbytes(op.role)
             # The outputs of a backward op are forward's inputs, its inputs are gradients of forward's outputs.
-            for name, is_gradient in ((op.outputs[0], False), (op.inputs[0], True)):
+            for name, is_gradient in ((op.outputs[0], False), *((name, True) for name in op.inputs)):
                 if (name, is_gradient) not in seen:
                     seen.add((name, is_gradient))
                     total = total + block.tensors[name].elements * width
@@ -282,9 +284,10 @@ class _Pricer:
         for op in block.of_phase(Phase.FORWARD):
             if op.kind is OpKind.MATMUL:
                 m, k, n = (d.size for d in op.dims)
-                out = block.tensors[op.outputs[0]]
+                out = [block.tensors[name] for name in op.outputs]
                 # Partial sums are whole until they are reduced; a split output may come in chunks (fused loss).
-                now = (m * k + (out.elements if is_tensor_parallel(out.dims) else m * n)) * width
+                wide = sum((t.elements for t in out), 0.0) if is_tensor_parallel(out[0].dims) else m * n
+                now = (m * k + wide) * width
             else:
                 now = 0.0
                 for name in (*op.inputs, *op.outputs):
@@ -306,14 +309,15 @@ class _Pricer:
 class _PhaseSeconds:
     """Sums one phase of one block and splits it by what could hide it."""
 
-    def __init__(self, tp: Array, cp: Array, launch_s: float) -> None:
-        self.tp, self.cp, self.launch_s = tp, cp, launch_s
+    def __init__(self, strategy: Strategy, launch_s: float) -> None:
+        self.tp, self.cp, self.rings_hide, self.launch_s = strategy.tp, strategy.cp, strategy.overlap.cp, launch_s
         self.compute: Array = 0.0
         self.gemms: dict[str, tuple[Array, Array]] = {}  # their seconds, whole and cut
         self.fused: dict[tuple[str, ...], tuple[Array, Array]] = {}  # traffic of their collectives: exposed, hidden
         self.attention: Array = 0.0
         self.flops: Array = 0.0
-        self.num_kernels = 0
+        self.num_launches = 0
+        self.in_graph = strategy.cuda_graph is CudaGraph.FULL  # the last kernel was launched by a CUDA graph
         self.traffic: dict[tuple[Group, bool], Array] = {}
         self.outer: dict[Group, Array] = {}  # seconds on the outermost tier
         self.by_source: dict[str, Array] = {}
@@ -321,7 +325,9 @@ class _PhaseSeconds:
     def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
         self.compute = self.compute + seconds
         self.flops = self.flops + flops
-        self.num_kernels += 1
+        if not op.rides:
+            self.num_launches += not (op.captured and self.in_graph)
+            self.in_graph = op.captured
         self.by_source[source] = self.by_source.get(source, 0.0) + seconds
         if op.kind is OpKind.MATMUL and is_tensor_parallel(op.dims):
             self.gemms[op.name] = (seconds, cut_s)
@@ -353,8 +359,9 @@ class _PhaseSeconds:
         return self.traffic.get((Group.EP, True), 0.0)
 
     def exposed_cp(self) -> Array:
-        """A ring pass hides under the attention of the blocks at hand: all but the first of cp steps."""
-        ring = larger(self.traffic.get((Group.CP, True), 0.0) - self.attention * (self.cp - 1) / self.cp, 0.0)
+        """A ring pass hides under the attention of the blocks at hand, all but the first of cp steps, where it may."""
+        window = self.attention * (self.cp - 1) / self.cp * self.rings_hide
+        ring = larger(self.traffic.get((Group.CP, True), 0.0) - window, 0.0)
         return ring + self.traffic.get((Group.CP, False), 0.0)
 
     def wire(self) -> Array:
@@ -375,7 +382,7 @@ class _PhaseSeconds:
         tp, ep = get((Group.TP, True), 0.0), self.expert_traffic()
         tp_fixed, ep_fixed = get((Group.TP, False), 0.0), get((Group.ETP, False), 0.0)
         # The device waits for the host where launches take longer than the kernels they start.
-        host = larger(self.num_kernels * self.launch_s - self.compute, 0.0)
+        host = larger(self.num_launches * self.launch_s - self.compute, 0.0)
         return (
             self.compute,
             host,

@@ -45,6 +45,8 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
     elements: Array = 0.0
     nbytes: Array = 0.0
     for name in (*op.inputs, *op.outputs):
+        if name in op.held:
+            continue
         tensor = block.tensors[name]
         elements = elements + tensor.elements
         nbytes = nbytes + tensor.elements * recipe.widths[tensor.role]

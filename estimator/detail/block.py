@@ -7,7 +7,7 @@ leaves the chip to another micro-batch's pass (unroll.py starts both at once).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from estimator.cost.overlap import Side, pieces, side
@@ -19,7 +19,7 @@ from estimator.graph import Block
 from estimator.op import Group, Op, OpKind, Phase, Traffic
 from estimator.passes.shard import CORE_KINDS
 from estimator.precision import PrecisionRecipe
-from estimator.strategy import Strategy
+from estimator.strategy import CudaGraph, Strategy
 from estimator.tasks import Category, Shield
 from hardware.system import SystemSpec
 
@@ -41,9 +41,21 @@ class BlockWriter:
     recipe: PrecisionRecipe
     splits: bool
     lives: Lives = field(init=False)
+    launched: set[tuple[Phase, str]] = field(init=False)  # kernels that the host launches, graphs at their first
 
     def __post_init__(self) -> None:
         self.lives = lifetimes(self.block, self.recipe, splits=self.splits)
+        self.launched = set(self._launched())
+
+    def _launched(self) -> Iterator[tuple[Phase, str]]:
+        for phase in Phase:
+            in_graph = self.strategy.cuda_graph is CudaGraph.FULL
+            for op in self.block.of_phase(phase):
+                if op.kind is OpKind.COLLECTIVE or op.rides:
+                    continue
+                if not (op.captured and in_graph):
+                    yield phase, op.name
+                in_graph = op.captured
 
     def forward(self, script: Script) -> None:
         """The block's forward."""
@@ -128,9 +140,13 @@ class BlockWriter:
     def _rings(self, ops: list[Op], at: int) -> bool:
         """Whether attention beside a ring of keys and values begins here."""
         if ops[at].kind is OpKind.COLLECTIVE:
-            return _is_ring(ops[at]) and int(self.strategy.cp) > 1
+            return _is_ring(ops[at]) and self._rings_hide
         end = _run(ops, at, lambda o: o.kind in CORE)
-        return end > at and end < len(ops) and _is_ring(ops[end]) and int(self.strategy.cp) > 1
+        return end > at and end < len(ops) and _is_ring(ops[end]) and self._rings_hide
+
+    @property
+    def _rings_hide(self) -> bool:
+        return int(self.strategy.cp) > 1 and bool(self.strategy.overlap.cp)
 
     def _ring(self, script: Script, ops: list[Op], at: int, category: Category) -> int:
         """Attention in cp parts, each with the keys and values of one rank; the next ones arrive meanwhile."""
@@ -163,9 +179,12 @@ class BlockWriter:
             seconds = max(self._seconds(op.but(dims=(rows._replace(size=rows.size / pieces), *rest))), seconds)
         alloc, free = self.lives.get((op.phase, op.name), (0.0, 0.0))
         return script.compute(
-            op.name, seconds, category, launch_s=self.system.chip.launch_s, after=after,
+            op.name, seconds, category, launch_s=self._launch_s(op), after=after,
             alloc=alloc if piece == 0 else 0.0, free=free if piece == pieces - 1 else 0.0,
         )  # fmt: skip
+
+    def _launch_s(self, op: Op) -> float:
+        return self.system.chip.launch_s if (op.phase, op.name) in self.launched else 0.0
 
     def _seconds(self, op: Op) -> float:
         """Of an op by itself; one that runs again costs what its first run did."""

@@ -11,7 +11,7 @@ from estimator.model import ModelSpec
 from estimator.replay import replay
 from estimator.result import StepResult
 from estimator.strategy import Strategy
-from estimator.tables import FIXED_HOST_S, jitter_share
+from estimator.tables import fixed_host_s, jitter_share
 from estimator.tasks import CATEGORIES, Category
 from estimator.timeline import Timeline, memory
 from estimator.workload import Workload
@@ -44,7 +44,7 @@ def replay_step(
     timeline = replay(tasks)
     after = [CATEGORIES.index(c) for c in (Category.OPTIMIZER, Category.OPTIMIZER_COMM)]
     ends = timeline.end[~np.isin(tasks.category, after)]
-    busy = timeline.span_s + FIXED_HOST_S
+    busy = timeline.span_s + fixed_host_s(strategy.cuda_graph)
     return ReplayedStep(
         timeline=timeline, estimate=estimate, step_time_s=busy * (1.0 + jitter_share(system)),
         pipeline_s=float(ends.max()), peak_memory_bytes=tuple(float(x) for x in memory(timeline).peak),

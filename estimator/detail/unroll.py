@@ -73,7 +73,7 @@ class _Unroller:
         self.case, self.estimate, s, self.max_tasks = case, estimate, case.strategy, max_tasks
         self.p, self.v, self.m = (int(case.sizes[n][0]) for n in ("pp", "vpp", "num_micro_batches"))
         self.recipe = recipe(s.precision)
-        self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes)
+        self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes, s.cuda_graph)
         self.graphs = self._graphs()
         self.layout: Layout = layout_of(case.model, self.graphs[False].kinds, s.schedule, self.p, self.v, s.layout)
         self.traffic = GradientTraffic.of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from estimator.graph import OpGraph
+from estimator.passes.capture import capture
 from estimator.passes.collectives import insert_collectives
 from estimator.passes.differentiate import differentiate
 from estimator.passes.fuse import fuse
@@ -10,7 +11,7 @@ from estimator.passes.precision import insert_quantization, remake_activations
 from estimator.passes.recompute import recompute
 from estimator.passes.shard import shard
 from estimator.precision import PrecisionRecipe
-from estimator.strategy import Strategy
+from estimator.strategy import Fusion, Strategy
 
 __all__ = ["lower", "recompute"]
 
@@ -20,5 +21,5 @@ def lower(graph: OpGraph, strategy: Strategy, recipe: PrecisionRecipe) -> OpGrap
     graph = shard(graph, strategy)
     graph = insert_collectives(graph, strategy, recipe)
     graph = fuse(graph, strategy.fusion)
-    graph = insert_quantization(graph, recipe)
-    return remake_activations(differentiate(graph), recipe)
+    graph = insert_quantization(graph, recipe, inside=Fusion.FUSED_QUANTIZE in strategy.fusion)
+    return capture(remake_activations(differentiate(graph), recipe), strategy.cuda_graph)

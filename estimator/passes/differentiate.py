@@ -40,14 +40,28 @@ DUALS = {
 
 def differentiate(graph: OpGraph) -> OpGraph:
     """The graph with backward ops appended to each block, last forward op first."""
-    return graph.map(lambda b: b.with_ops((*b.ops, *(g for op in reversed(b.ops) for g in _gradients(b, op)))))
+    return graph.map(_with_gradients)
 
 
-def _gradients(block: Block, op: Op) -> Iterator[Op]:
+def _with_gradients(block: Block) -> Block:
+    inside = {name for op in block.ops if op.rides and op.kind is OpKind.NORM for name in op.held}
+    return block.with_ops((*block.ops, *(g for op in reversed(block.ops) for g in _gradients(op, inside))))
+
+
+def _gradients(op: Op, inside: set[str]) -> Iterator[Op]:
+    """`inside`: sums whose norm is part of the kernel that adds them up."""
     if op.kind is OpKind.COLLECTIVE:
         yield from _dual(op)
         return
     back = op.but(name=f"{op.name}.grad", phase=Phase.BACKWARD, inputs=op.outputs, outputs=op.inputs, saves=())
+    if op.rides or op.held:
+        back = back.but(rides=False, held=frozenset())
+    if op.kind is OpKind.ELEMENTWISE and inside.intersection(op.outputs):
+        # The norm's kernel adds the gradient of the stream, which it reads, to what it writes.
+        back = back.but(rides=True, held=frozenset((op.inputs[0], *op.outputs)))
+    elif op.kind is OpKind.ELEMENTWISE and op.rides:
+        # Rows on their way back and what they are added to have the gradient of the sum.
+        back = back.but(rides=True, held=frozenset((*op.inputs, *op.outputs)))
     if op.kind is OpKind.MATMUL:
         m, k, n = op.dims
         yield back.but(dims=(m, n, k))

@@ -41,7 +41,15 @@ def recompute(graph: OpGraph, choice: Recompute) -> OpGraph:
                 return ()
             return tuple(kept[name] for name in op.outputs if name in kept)
 
-        copies = [op.but(phase=Phase.RECOMPUTE, saves=handed_on(op), weights=()) for op in chosen]
+        copies = [_apart(op, chosen).but(phase=Phase.RECOMPUTE, saves=handed_on(op), weights=()) for op in chosen]
         return block.with_ops((*block.ops, *copies))
 
     return graph.map(change)
+
+
+def _apart(op: Op, chosen: list[Op]) -> Op:
+    """An op of a fused kernel is a kernel of its own again where the other part does not run."""
+    if not op.held:
+        return op
+    partners = (other.outputs if op.rides else other.held for other in chosen if other is not op)
+    return op if any(op.held.intersection(names) for names in partners) else op.but(rides=False, held=frozenset())

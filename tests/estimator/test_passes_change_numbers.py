@@ -11,6 +11,7 @@ from estimator.op import Traffic
 from estimator.strategy import (
     Chunks,
     ContextParallel,
+    CudaGraph,
     Fusion,
     Module,
     Overlap,
@@ -25,6 +26,7 @@ ALL = frozenset({Fusion.FLASH_ATTENTION, Fusion.FUSED_NORM, Fusion.FUSED_ACTIVAT
 MIB = 1024**2
 MEMORY = "peak_memory_bytes"
 LONG = {"tp": 4, "sequence_parallel": True, "micro_batch": 16}
+SMALL = replace(LLAMA, hidden=128, ffn=256, num_heads=4, num_kv_heads=4, head_dim=32)  # the host is slower than it
 MOE_BASE = {"ep": 8, "sequence_parallel": True}
 
 
@@ -88,6 +90,24 @@ CASES = {
     "fused activation": (
         LLAMA, {"fusion": UNFUSED}, {"fusion": frozenset({Fusion.FUSED_ACTIVATION})}, [], [MEMORY, "compute_s"]),
     "fused loss": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_LOSS}}, [], [MEMORY, "compute_s"]),
+    "one product of q, k and v": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_QKV}}, [MEMORY], ["compute_s"]),
+    "one product of gate and up": (MIXTRAL, {}, {"fusion": ALL | {Fusion.FUSED_GATE_UP}}, [], ["compute_s"]),
+    "one down-projection": (DEEPSEEK, {}, {"fusion": ALL | {Fusion.FUSED_MLA_PROJECTIONS}}, [], ["compute_s"]),
+    "fused rope": (LLAMA, {}, {"fusion": ALL | {Fusion.FUSED_ROPE}}, [], ["compute_s"]),
+    "norm inside the residual": (GPT, {}, {"fusion": ALL | {Fusion.FUSED_RESIDUAL_NORM}}, [], ["compute_s"]),
+    "fused permute": (MIXTRAL, {}, {"fusion": ALL | {Fusion.FUSED_PERMUTE}}, [], ["compute_s"]),
+    "fused router": (MIXTRAL, {}, {"fusion": ALL | {Fusion.FUSED_ROUTER}}, [], ["compute_s"]),
+    "fused casts": (
+        LLAMA, {"precision": "fp8"}, {"precision": "fp8", "fusion": ALL | {Fusion.FUSED_QUANTIZE}}, [], ["compute_s"]),
+    "graph of attention": (
+        SMALL, {}, {"cuda_graph": CudaGraph.ATTENTION}, [MEMORY], ["exposed_host_s", "step_time_s"]),
+    "graph of layers": (
+        SMALL, {}, {"cuda_graph": CudaGraph.LAYER}, [MEMORY], ["exposed_host_s", "step_time_s"]),
+    "graph of the iteration": (
+        SMALL, {"cuda_graph": CudaGraph.LAYER}, {"cuda_graph": CudaGraph.FULL}, [],
+        [MEMORY, "fixed_host_s", "exposed_host_s", "step_time_s"]),
+    "ring beside attention": (
+        LLAMA, {"cp": 4, "overlap": Overlap(cp=0)}, {"cp": 4}, [], ["exposed_comm_cp_s", "step_time_s"]),
     "fp8": (LLAMA, {"micro_batch": 4}, {"micro_batch": 4, "precision": "fp8"}, [], ["step_time_s", "mfu"]),
     "fp8_block": (
         LLAMA, {"micro_batch": 4, "precision": "fp8"}, {"micro_batch": 4, "precision": "fp8_block"}, ["recompute_s"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.graph import Block
-from estimator.op import Op, OpKind, Save, Tensor
+from estimator.op import OpKind, Save, Tensor
 from estimator.precision import Role
 
 __all__ = ["flash_attention"]

@@ -1,4 +1,4 @@
-"""Kernels that stream tensors once instead of several times: norms and activations."""
+"""Kernels that stream tensors once instead of several times: norms, activations, the router."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from estimator.graph import Block
 from estimator.op import Op, OpKind
 from estimator.precision import Role
 
-__all__ = ["fused_activation", "fused_norm"]
+__all__ = ["fused_activation", "fused_norm", "fused_router", "one_pass"]
 
 
 def fused_norm(block: Block) -> Block:
     """One pass over the row, no fp32 copy kept."""
+    return block.with_ops(tuple(one_pass(op) if op.kind is OpKind.NORM else op for op in block.ops))
 
-    def change(op: Op) -> Op:
-        if op.kind is not OpKind.NORM:
-            return op
-        saves = tuple(s for s in op.saves if not (s.role is Role.FULL and s.tensor in op.inputs))
-        return op.but(saves=saves, passes=1.0)
 
-    return block.with_ops(tuple(change(op) for op in block.ops))
+def one_pass(norm: Op) -> Op:
+    """A norm that reads its row once and keeps no fp32 copy of it."""
+    saves = tuple(s for s in norm.saves if not (s.role is Role.FULL and s.tensor in norm.inputs))
+    return norm.but(saves=saves, passes=1.0)
+
+
+def fused_router(block: Block) -> Block:
+    """Scores, choice of experts and their weights in one pass over the router's logits."""
+    return block.with_ops(tuple(op.but(passes=1.0) if op.kind is OpKind.TOPK else op for op in block.ops))
 
 
 def fused_activation(block: Block) -> Block:
