@@ -220,6 +220,7 @@ def columns_of(
         "num_gpus": np.full_like(step, chips),
         "cost_usd_per_mtoken": system.price_usd_per_s * step / tokens * 1e6,
         "energy_j_per_token": system.power_w * step / tokens,
+        "co2_kg_per_mtoken": system.co2_kg_per_s * step / tokens * 1e6,
         "price_share_measured": col["measured_s"] / priced,
         "price_share_tile": col["tile_s"] / priced,
         "price_share_roofline": col["roofline_s"] / priced,

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from hardware._errors import reject, reject_unknown
 from hardware._library import NodeDefaults, chip, link, link_names, network_link, node_defaults, port_gbit, read
+from hardware._sites import usual_site
 from hardware.chip import ChipSpec
 from hardware.fabric import Fabric, FabricKind, parse
 from hardware.link import LinkSpec
 from hardware.system import UNBOUNDED, SystemSpec, Tier
+from hardware.topology import SWITCHED, Shape
 from hardware.units import GB
 
 __all__ = ["build", "packed_span", "system_of"]
@@ -43,7 +45,7 @@ def build(
         inter = usual_network
     outer, fabric = _link(node, parse(inter)), parse(inter)
     if not fabric.kind.is_network and fabric.domain is not None and fabric.domain > tiers[-1].span:
-        tiers = (*tiers, Tier(name=fabric.kind.value, span=fabric.domain, link=outer))
+        tiers = (*tiers, Tier(name=fabric.kind.value, span=fabric.domain, link=outer, shape=_shape(node, fabric)))
         fabric = parse(usual_network)
         outer = _link(node, fabric)
     tiers = (*tiers, Tier(name=fabric.kind.value, span=UNBOUNDED, link=outer))
@@ -53,6 +55,7 @@ def build(
         num_chips=num_chips,
         tiers=tiers,
         chips_per_node=chips_per_node,
+        site=usual_site(base, chip_spec.tdp_w, tiers[-1].link),
         assumptions=tuple(dict.fromkeys(node.assumed)),
     )
 
@@ -113,12 +116,22 @@ def _scale_up(node: _Node, fabric: Fabric, num_chips: int) -> tuple[Tier, ...]:
     if domain is None and usual.domain is not None and usual.kind is fabric.kind:
         domain = usual.domain
         node.assumed.append(f"{fabric.text}: a domain of {domain} chips, as in {node.chip.name}'s usual system")
+    shape = _shape(node, fabric)
     if domain is None:
-        return (Tier(name=name, span=node.chips_per_node, link=inner),)
+        return (Tier(name=name, span=node.chips_per_node, link=inner, shape=shape),)
     used = packed_span(domain, node.chips_per_node, num_chips)
     if used != domain:
         node.assumed.append(f"{used} of the {domain} chips of each {name} domain are used, to fill all domains alike")
-    return (Tier(name=name, span=used, link=inner),)
+    return (Tier(name=name, span=used, link=inner, shape=shape),)
+
+
+def _shape(node: _Node, fabric: Fabric) -> Shape:
+    """How a scale-up fabric joins its chips: as named, else as in the chip's usual node, else by switches."""
+    usual = parse(node.defaults.intra)
+    if fabric.shape is None and usual.shape is not None and usual.kind is fabric.kind:
+        node.assumed.append(f"{fabric.text}: a {usual.shape.topology.value}, as in {node.chip.name}'s usual node")
+        return usual.shape
+    return fabric.shape or SWITCHED
 
 
 def _link(node: _Node, fabric: Fabric) -> LinkSpec:

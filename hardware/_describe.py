@@ -9,6 +9,7 @@ from hardware._library import HOST, SCALARS, TABLES, chip
 from hardware.dtype import DType
 from hardware.link import LinkSpec
 from hardware.system import UNBOUNDED, SystemSpec
+from hardware.topology import SWITCHED
 from hardware.units import GB, GBIT, HOUR, TFLOPS, format_bytes, format_seconds
 
 __all__ = ["Row", "describe_chip", "describe_system"]
@@ -43,16 +44,33 @@ def describe_system(system: SystemSpec, *, source: str) -> tuple[Row, ...]:
     ]
     for i, tier in enumerate(system.tiers):
         span = "all chips" if tier.span == UNBOUNDED else f"{tier.span} chips"
-        rows.append(Row(f"tiers[{i}]", f"{tier.name}, {span}: {_link(tier.link)}", tier.link.source))
+        shape = "" if tier.shape == SWITCHED else f" ({tier.shape})"
+        rows.append(Row(f"tiers[{i}]", f"{tier.name}{shape}, {span}: {_link(tier.link)}", tier.link.source))
     rows.append(Row("headroom", f"{system.headroom:.0%}", "share of memory left free"))
     price = system.price_usd_per_s * HOUR
     rows.append(Row("price", f"{price:,.2f} USD/h", system.chip.sources.get("price_usd_per_hour", "")))
-    rows.append(Row("power", f"{system.power_w / 1e3:,.1f} kW", "chips at TDP, without hosts, network and cooling"))
+    rows += _site_rows(system)
     mean_s = 1.0 / system.failures_per_s if system.failures_per_s else float("inf")
     failures = system.chip.sources.get("failures_per_hour", "")
     rows.append(Row("mean time between failures", format_seconds(mean_s), failures))
     rows.extend(Row("assumed", text, "") for text in system.assumptions)
     return tuple(rows)
+
+
+def _site_rows(system: SystemSpec) -> list[Row]:
+    """Power from the chip to the grid, and the grid's CO2."""
+    site, sources = system.site, system.site.sources
+    rows = [
+        Row("host", f"{site.host_w_per_chip:,.0f} W a chip", sources.get("host_w_per_chip", "")),
+        Row("network", f"{site.network_w_per_chip:,.0f} W a chip", sources.get("network_w_per_chip", "")),
+        Row("pue", f"{site.pue:g}", sources.get("pue", "")),
+        Row("power", f"{system.power_w / 1e3:,.1f} kW", "chips, hosts and network at their rated power, times PUE"),
+        Row("grid", f"{site.grid_kg_co2_per_kwh:g} kg CO2 per kWh", sources.get("grid_kg_co2_per_kwh", "")),
+    ]
+    if site.electricity_usd_per_kwh:
+        paid = f"{site.electricity_usd_per_kwh:g} USD/kWh beside the price"
+        rows.append(Row("electricity", paid, sources.get("electricity_usd_per_kwh", "")))
+    return rows
 
 
 def _link(wire: LinkSpec) -> str:

@@ -7,22 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from hardware._errors import reject, reject_unknown
-from hardware._library import HOST, SCALARS, TABLES, chip
+from hardware._library import HOST, SCALARS, TABLES, chip, chip_names
+from hardware._sites import grid, usual_site
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
+from hardware.site import Site
 from hardware.system import UNBOUNDED, SystemSpec, Tier
+from hardware.topology import SWITCHED, Shape
 from hardware.units import parse_quantity
 
 __all__ = ["system_from_mapping"]
 
 _GIVEN = "given in the system's description"
-_CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", "headroom", "price_usd_per_hour", "failures_per_hour")
-_FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", "headroom", "price_usd_per_hour",
-              "failures_per_hour")  # fmt: skip
-_TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "source")
-_CHIP_KEYS = ("like", "name", "vendor", *TABLES, *SCALARS)
 _ADJUSTABLE = ("headroom", "price_usd_per_hour", "failures_per_hour")
+_SITE = ("host_w_per_chip", "network_w_per_chip", "pue", "grid_kg_co2_per_kwh", "electricity_usd_per_kwh")
+_CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", *_ADJUSTABLE, *_SITE, "grid")
+_FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", *_ADJUSTABLE, *_SITE, "grid")
+_TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "source",
+              "shape")  # fmt: skip
+_CHIP_KEYS = ("like", "name", "vendor", *TABLES, *SCALARS)
 
 _BASES = {
     "_bytes": "B",
@@ -30,6 +34,9 @@ _BASES = {
     "bytes_per_s": "B/s",
     "_s": "s",
     "_w": "W",
+    "_w_per_chip": "W",
+    "kg_co2_per_kwh": "kg/kWh",
+    "usd_per_kwh": "USD/kWh",
     "price_usd_per_hour": "USD/h",
     "failures_per_hour": "1/h",
 }
@@ -74,19 +81,35 @@ def _full(given: Mapping[str, Any]) -> SystemSpec:
     tiers = given["tiers"]
     if not isinstance(tiers, list) or not tiers:
         reject("system.tiers must be a list of tiers from the inside out", repr(tiers), "list at least one")
+    joined = tuple(_tier(f"system.tiers[{i}]", raw) for i, raw in enumerate(tiers))
+    known = spec.name if spec.name in chip_names() else None
     system = SystemSpec(
         name=str(given.get("name", f"{spec.name} system")),
         chip=spec,
         num_chips=_whole("system.num_chips", given["num_chips"]),
         chips_per_node=_whole("system.chips_per_node", given["chips_per_node"]),
-        tiers=tuple(_tier(f"system.tiers[{i}]", raw) for i, raw in enumerate(tiers)),
+        tiers=joined,
+        site=usual_site(known, spec.tdp_w, joined[-1].link),
     )
     return _adjusted(system, given)
 
 
 def _adjusted(system: SystemSpec, given: Mapping[str, Any]) -> SystemSpec:
     changes: dict[str, Any] = {key: _number(f"system.{key}", given[key]) for key in _ADJUSTABLE if key in given}
-    return replace(system, **changes) if changes else system
+    changes["site"] = _site(system, given)
+    return replace(system, **changes)
+
+
+def _site(system: SystemSpec, given: Mapping[str, Any]) -> Site:
+    """The system's site with the given fields; `grid` names one of the catalogue."""
+    if "grid" in given and "grid_kg_co2_per_kwh" in given:
+        law = "a system states its grid by name (grid) or by its CO2 (grid_kg_co2_per_kwh)"
+        reject(law, "both", "drop one of the two")
+    fields: dict[str, Any] = {key: _number(f"system.{key}", given[key]) for key in _SITE if key in given}
+    sources = {**system.site.sources, **dict.fromkeys(fields, _GIVEN)}
+    if "grid" in given:
+        fields["grid_kg_co2_per_kwh"], sources["grid_kg_co2_per_kwh"] = grid(given["grid"])
+    return replace(system.site, **fields, sources=sources) if fields else system.site
 
 
 def _tier(where: str, raw: object) -> Tier:
@@ -106,7 +129,12 @@ def _tier(where: str, raw: object) -> Tier:
         **{key: _number(f"{where}.{key}", given[key]) for key in ("bytes_per_s", "latency_s", "efficiency")},
     )
     span = given.get("span")  # a tier without a span reaches every chip
-    return Tier(name=name, span=UNBOUNDED if span is None else _whole(f"{where}.span", span), link=wire)
+    return Tier(
+        name=name,
+        span=UNBOUNDED if span is None else _whole(f"{where}.span", span),
+        link=wire,
+        shape=Shape.parse(str(given.get("shape", SWITCHED))),
+    )
 
 
 def _chip(raw: object, base: ChipSpec | None) -> ChipSpec:

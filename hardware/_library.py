@@ -24,6 +24,7 @@ __all__ = [
     "NodeDefaults",
     "chip",
     "chip_names",
+    "host_power",
     "link",
     "link_names",
     "network_link",
@@ -137,6 +138,13 @@ def node_defaults(name: str) -> NodeDefaults:
         bridge_span=raw.get("bridge_span", 0),
         source=source_text("chips", raw["source"]),
     )
+
+
+def host_power(name: str) -> tuple[float, str]:
+    """Watts of the usual node of the chip of that name beside its chips, per chip, and their source."""
+    raw, owner = _raw(_canonical(name), "host_w")
+    text = source_text("chips", raw["source"])
+    return raw["value"] * UNITS[raw["unit"]], text if owner == _canonical(name) else f"as {owner}: {text}"
 
 
 def _raw(name: str, key: str) -> tuple[Any, str]:

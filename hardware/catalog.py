@@ -10,6 +10,7 @@ from hardware._describe import Row, describe_chip, describe_system
 from hardware._errors import reject_unknown
 from hardware._inline import system_from_mapping as _from_mapping
 from hardware._library import chip, chip_names, link, link_names, read, source_text
+from hardware._sites import grid_names
 from hardware.system import SystemSpec
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "describe_chip",
     "describe_cluster",
     "describe_system",
+    "grid_names",
     "link",
     "link_names",
     "system_from_mapping",

@@ -4,6 +4,8 @@
     ib-ndr-8x400g         InfiniBand NDR, eight 400 Gb/s ports a node
     roce-1600g            RoCE, 1600 Gb/s a node in all
     ib-hdr-cx6            InfiniBand HDR through ConnectX-6; number of ports left to the default
+    xgmi-896-mesh         896 GB/s both ways per chip over its links to each of the others
+    ici-1200-torus3-pod8960  two links along each of three axes, 1200 GB/s both ways per chip in all
 
 A written rate wins over what generation or NIC suggest. `podN` and `spanN` are other spellings of `nvlN`.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hardware._errors import reject, reject_unknown
+from hardware.topology import Shape
 
 __all__ = ["Fabric", "FabricKind", "parse"]
 
@@ -26,6 +29,9 @@ class FabricKind(Enum):
     PCIE = "pcie"
     HCCS = "hccs"
     UB = "ub"
+    XGMI = "xgmi"
+    ICI = "ici"
+    NEURONLINK = "neuronlink"
     IB = "ib"
     ROCE = "roce"
     RDMA = "rdma"
@@ -46,6 +52,7 @@ _NICS = ("cx4", "cx5", "cx6", "cx7", "cx8", "bf2", "bf3")
 _NICS_RATE = re.compile(r"(\d+)x(\d+(?:\.\d+)?)g")
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)g")
 _DOMAIN = re.compile(r"(?:nvl|pod|span)(\d+)")
+_SHAPE = re.compile(r"mesh|torus[1-9]")
 _NUMBER = re.compile(r"(?:gen|v)?(\d+)")
 _NIC = re.compile(r"(?:connectx|cx)-?(\d)|(?:bluefield|bf)-?(\d)")
 _WORD = re.compile(r"[a-z][a-z0-9]*")
@@ -59,7 +66,7 @@ class Fabric:
         both_ways_gb_per_s: of one chip, for scale-up links.
         node_gbit: Gb/s of a node in all, one way.
         num_nics, nic_gbit: the two factors of node_gbit, where given.
-        domain: chips that share one scale-up domain.
+        domain: chips that share one scale-up domain; shape: how they are joined.
     """
 
     text: str
@@ -70,6 +77,7 @@ class Fabric:
     num_nics: int | None = None
     nic_gbit: float | None = None
     domain: int | None = None
+    shape: Shape | None = None
     nic: str | None = None
     remarks: tuple[str, ...] = field(default=())
 
@@ -121,6 +129,8 @@ def _token(text: str, token: str, found: dict[str, object]) -> dict[str, object]
         return {"node_gbit": _above_zero(text, float(match[1]))}
     if match := _DOMAIN.fullmatch(token):
         return {"domain": int(_above_zero(text, float(match[1])))}
+    if _SHAPE.fullmatch(token):
+        return {"shape": Shape.parse(token)}
     if token in _GENERATIONS:
         return {"generation": token}
     if match := _NIC.fullmatch(token):
@@ -134,7 +144,9 @@ def _token(text: str, token: str, found: dict[str, object]) -> dict[str, object]
             return {"both_ways_gb_per_s": _above_zero(text, float(match[1]))}
     if _WORD.fullmatch(token):
         return {"nic": token}
-    reject_unknown(f"part of link {text!r}:", token, (*_GENERATIONS, *_NICS, "NxRATEg", "RATEg", "nvlN"))
+    reject_unknown(
+        f"part of link {text!r}:", token, (*_GENERATIONS, *_NICS, "NxRATEg", "RATEg", "nvlN", "mesh", "torusN")
+    )
 
 
 def _above_zero(text: str, value: float) -> float:

@@ -10,7 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from hardware._errors import reject
 from hardware.chip import ChipSpec
-from hardware.link import LinkSpec
+from hardware.link import Collective, LinkSpec
+from hardware.site import JOULES_PER_KWH, Site
+from hardware.topology import SWITCHED, Shape, Topology
 from hardware.units import HOUR
 
 __all__ = ["UNBOUNDED", "SystemSpec", "Tier"]
@@ -21,11 +23,12 @@ UNBOUNDED = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """A level of the network: every `span` consecutive chips share one domain of it."""
+    """A level of the network: every `span` consecutive chips share one domain of it, joined as `shape` says."""
 
     name: str
     span: int
     link: LinkSpec
+    shape: Shape = SWITCHED
 
     def __post_init__(self) -> None:
         if self.span < 1:
@@ -39,6 +42,7 @@ class SystemSpec:
     Attributes:
         headroom: share of memory that a plan leaves free.
         price_usd_per_hour: of one chip, where it differs from the chip's; the same for `failures_per_hour`.
+        site: hosts, network, building and grid, which power and CO2 count.
         assumptions: what was assumed to build the description.
     """
 
@@ -50,6 +54,7 @@ class SystemSpec:
     headroom: float = 0.04
     price_usd_per_hour: float | None = None
     failures_per_hour: float | None = None
+    site: Site = Site()
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,9 +96,10 @@ class SystemSpec:
 
     @property
     def price_usd_per_s(self) -> float:
-        """Price of the whole system per second."""
+        """Price of the whole system per second: its chips by the hour, and electricity where that is paid apart."""
         own = self.price_usd_per_hour
-        return self.num_chips * (self.chip.price_usd_per_hour if own is None else own) / HOUR
+        rent = self.num_chips * (self.chip.price_usd_per_hour if own is None else own) / HOUR
+        return rent + self.power_w * self.site.electricity_usd_per_kwh / JOULES_PER_KWH
 
     @property
     def failures_per_s(self) -> float:
@@ -103,8 +109,16 @@ class SystemSpec:
 
     @property
     def power_w(self) -> float:
-        """Power of the chips at their TDP. Ignores hosts, network and cooling, which differ by site."""
-        return self.num_chips * self.chip.tdp_w
+        """Power that the system draws from the grid: chips, hosts and network at their rated power, times PUE.
+
+        An upper bound: chips that wait for each other draw less.
+        """
+        return self.num_chips * self.site.power_w(self.chip.tdp_w)
+
+    @property
+    def co2_kg_per_s(self) -> float:
+        """CO2 equivalent of that power per second. Ignores what it took to make the system."""
+        return self.power_w * self.site.grid_kg_co2_per_kwh / JOULES_PER_KWH
 
     @property
     def usable_hbm_bytes(self) -> float:
@@ -132,6 +146,17 @@ class SystemSpec:
         held: NDArray[np.float64] = np.minimum(n[..., None], np.maximum(1.0, spans // s[..., None]))
         held[..., -1] = n
         return held
+
+    def reach(self, t: int, members: ArrayLike, collective: Collective) -> NDArray[np.float64] | float:
+        """Share of a chip's links of tier t that a group uses, of which so many members are joined by that tier.
+
+        Members that a tier further in joins count as one; 1.0 where the tier is switched.
+        """
+        tier = self.tiers[t]
+        if tier.shape.topology is Topology.SWITCH:
+            return 1.0
+        units = min(tier.span, self.num_chips) / (self.tiers[t - 1].span if t else 1)
+        return tier.shape.reach(np.asarray(members, dtype=np.float64), units, collective)
 
     def tier_of(self, size: ArrayLike, stride: ArrayLike) -> NDArray[np.intp]:
         """Index of the innermost tier of which one domain holds the whole group; shape as size and stride broadcast."""

@@ -25,10 +25,12 @@ _BY_BASE = {
     "W": {"W": 1.0, "kW": 1e3},
     "USD/h": {"USD/h": 1.0},
     "1/h": {"1/h": 1.0},
+    "kg/kWh": {"kg/kWh": 1.0, "g/kWh": 1e-3},
+    "USD/kWh": {"USD/kWh": 1.0},
 }
 
 UNITS = MappingProxyType({unit: factor for units in _BY_BASE.values() for unit, factor in units.items()})
-"""Factor of each unit to the unit that field names carry: SI, but rates per hour stay per hour."""
+"""Factor of each unit to the unit that field names carry: SI, but rates per hour and per kWh stay so."""
 
 
 def parse_quantity(text: str, base: str | None = None) -> float:

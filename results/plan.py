@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hardware.site import JOULES_PER_KWH
 from hardware.units import DAY, HOUR
 from results.table import Table
 
 __all__ = [
     "Plan",
+    "co2_kg",
     "cost_usd",
     "energy_kwh",
     "gpu_hours",
@@ -27,8 +29,6 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-JOULES_PER_KWH = 1000.0 * HOUR
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -39,6 +39,7 @@ class Plan:
     gpu_hours: Floats
     cost_usd: Floats
     energy_kwh: Floats
+    co2_kg: Floats
 
 
 def num_steps(tokens: ArrayLike, tokens_per_step: ArrayLike) -> Floats:
@@ -66,8 +67,13 @@ def cost_usd(hours: ArrayLike, price_usd_per_gpu_hour: ArrayLike) -> Floats:
 
 
 def energy_kwh(steps: ArrayLike, tokens_per_step: ArrayLike, energy_j_per_token: ArrayLike) -> Floats:
-    """Steps * tokens_per_step * energy_j_per_token / 3.6e6. Chips only, as energy_j_per_token is."""
+    """Steps * tokens_per_step * energy_j_per_token / 3.6e6. What counts is what energy_j_per_token counts."""
     return _floats(steps) * _floats(tokens_per_step) * _floats(energy_j_per_token) / JOULES_PER_KWH
+
+
+def co2_kg(steps: ArrayLike, tokens_per_step: ArrayLike, co2_kg_per_mtoken: ArrayLike) -> Floats:
+    """Steps * tokens_per_step * co2_kg_per_mtoken / 1e6."""
+    return _floats(steps) * _floats(tokens_per_step) * _floats(co2_kg_per_mtoken) / 1e6
 
 
 def plan(
@@ -78,6 +84,7 @@ def plan(
     num_gpus: ArrayLike,
     price_usd_per_gpu_hour: ArrayLike,
     energy_j_per_token: ArrayLike,
+    co2_kg_per_mtoken: ArrayLike,
 ) -> Plan:
     """The plan of `[N]` points; scalars count for all of them."""
     if not (np.isfinite(tokens) and tokens > 0):
@@ -91,6 +98,7 @@ def plan(
         gpu_hours=hours,
         cost_usd=cost_usd(hours, price_usd_per_gpu_hour),
         energy_kwh=energy_kwh(steps, tokens_per_step, energy_j_per_token),
+        co2_kg=co2_kg(steps, tokens_per_step, co2_kg_per_mtoken),
     )
 
 
@@ -108,6 +116,7 @@ def plan_front(table: Table, tokens: float) -> Plan:
         num_gpus=table["num_gpus"],
         price_usd_per_gpu_hour=price,
         energy_j_per_token=table["energy_j_per_token"],
+        co2_kg_per_mtoken=table["co2_kg_per_mtoken"],
     )
 
 

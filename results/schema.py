@@ -125,6 +125,7 @@ _SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "dp_replicat
                "reshard_after_forward", "prefetch_blocks")  # fmt: skip
 STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
 
+_LATER = {"co2_kg_per_mtoken": float("nan")}  # columns that older runs lack
 FRONT_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "id", "canonical index of the candidate; -1 for reference points", "1"),
     _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),
@@ -133,7 +134,10 @@ FRONT_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "num_micro_batches", "micro-batches of a pipeline in one step", "1"),
     _field(Plain.BOOL, "feasible", "passes every rule and the memory gate", default=True),
     _field(Plain.STRING, "reason", "why it is not feasible, else empty", default=""),
-    *(_field(Plain.FLOAT64, column.name, column.description, column.unit) for column in COLUMNS),
+    *(
+        _field(Plain.FLOAT64, column.name, column.description, column.unit, default=_LATER.get(column.name))
+        for column in COLUMNS
+    ),
 )
 REJECTION_FIELDS: tuple[Field, ...] = (
     _field(Plain.STRING, "rule", "rule that rejected"),

@@ -235,7 +235,10 @@ def _add_results(commands: _Commands) -> None:
     )
     show.add_argument("--picture", metavar="FILE", help="also draw the rows as a PNG (needs trainspace[report])")
     plan = commands.add(
-        "plan", "plan", "days, GPU-hours and cost of a training run", example="search plan latest --tokens 14.8e12"
+        "plan",
+        "plan",
+        "days, GPU-hours, cost, energy and CO2 of a training run",
+        example="search plan latest --tokens 14.8e12",
     )
     plan.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
     plan.add_argument("--tokens", type=_number, required=True, metavar="N", help="tokens to train on")

@@ -18,7 +18,7 @@ __all__ = ["derive", "passes", "set_options"]
 @njit(cache=True)
 def derive(f, c, step, memory):
     """Fill DERIVED; the operations are those of estimator/step.py: columns_of."""
-    tokens, chips, per_chip, bf16, price, power, fixed = f.scale
+    tokens, chips, per_chip, bf16, price, power, co2, fixed = f.scale
     v = f.values
     v[0] = step
     v[1] = tokens / step
@@ -27,11 +27,12 @@ def derive(f, c, step, memory):
     v[4] = per_chip / (step * bf16)
     v[5] = price * step / tokens * 1e6
     v[6] = power * step / tokens
-    v[7] = memory
-    v[8] = memory * RESERVED_FACTOR
-    v[9] = memory * RESERVED_FACTOR + c.context_bytes
-    v[10] = chips
-    v[11] = fixed
+    v[7] = co2 * step / tokens * 1e6
+    v[8] = memory
+    v[9] = memory * RESERVED_FACTOR
+    v[10] = memory * RESERVED_FACTOR + c.context_bytes
+    v[11] = chips
+    v[12] = fixed
 
 
 @njit(cache=True)

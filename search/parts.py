@@ -11,8 +11,8 @@ __all__ = ["COUNTS", "DERIVED", "NUM_DERIVED", "OPTION_VALUES", "Filter", "Optio
 COUNTS = ("structures", "covered", "fits", "priced", "out_of_memory")
 DERIVED = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu_bf16", "cost_usd_per_mtoken",
-    "energy_j_per_token", "peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes", "num_gpus",
-    "fixed_host_s",
+    "energy_j_per_token", "co2_kg_per_mtoken", "peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes",
+    "num_gpus", "fixed_host_s",
 )  # fmt: skip
 """Columns that follow from step time and memory alone, in the order in which `_derive` fills them."""
 OPTION_VALUES = ("recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
@@ -58,7 +58,7 @@ class Options(NamedTuple):
 class Filter(NamedTuple):
     """Constraints as postfix programs, concatenated: `ends` [C].
 
-    `values` [V]: scratch (DERIVED, OPTION_VALUES, then the structure's own values from `own` [S, W]); `scale` [7] turns
+    `values` [V]: scratch (DERIVED, OPTION_VALUES, then the structure's own values from `own` [S, W]); `scale` [8] turns
     step time into columns.
     """
 

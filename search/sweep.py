@@ -282,7 +282,7 @@ class SweepWorker:
         bf16 = peaks.get(DType.BF16, peaks.get(DType.FP16, np.nan))
         return np.array(
             [
-                tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w,
+                tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w, system.co2_kg_per_s,
                 fixed_host_s(world.strategy.cuda_graph),
             ], dtype=float,
         )  # fmt: skip

@@ -87,14 +87,20 @@ def tier_loads(
 ) -> np.ndarray:
     """Share of a rank's own link of each tier that a collective uses while it moves bytes: [..., T].
 
-    1 on the tier that bounds it; less on tiers that would be done earlier; 0 where no byte passes.
+    1 on the tier that bounds it (the share of its links in use, on a mesh or torus); less on tiers that would be done
+    earlier; 0 where no byte passes.
     """
     if kind is Traffic.ALL_TO_ALL:
         seconds = _all_to_all_tiers(system, members, fanout, max_domains)
     else:
         seconds = _ring_tiers(system, members, WIRE[kind])
     most = np.max(seconds, axis=-1, keepdims=True)
-    return np.divide(seconds, most, out=np.zeros_like(seconds), where=most > 0)
+    loads = np.divide(seconds, most, out=np.zeros_like(seconds), where=most > 0)
+    inside = np.ones_like(members[..., 0])
+    for t in range(system.num_tiers):  # of a mesh or a torus, a group uses some of the links
+        loads[..., t] *= system.reach(t, members[..., t] / inside, WIRE[kind])
+        inside = members[..., t]
+    return loads
 
 
 def _collective(
@@ -136,7 +142,8 @@ def _ring_tiers(system: SystemSpec, members: np.ndarray, wire: Collective) -> np
     out = np.zeros(members.shape)
     for t, tier in enumerate(system.tiers):
         k = members[..., t]
-        out[..., t] = np.where(k > inside, 1.0 / (tier.link.achieved_bytes_per_s(wire) * inside), 0.0)
+        rate = tier.link.achieved_bytes_per_s(wire) * system.reach(t, k / inside, wire)
+        out[..., t] = np.where(k > inside, 1.0 / (rate * inside), 0.0)
         inside = k
     return out
 
@@ -172,7 +179,8 @@ def _all_to_all_tiers(system: SystemSpec, members: np.ndarray, fanout: float, ma
             share = np.minimum(share, max_domains / fanout * (domains - 1) / domains)
         if max_domains and t == 0:
             share = np.maximum(share, (k - 1) / k)  # what arrived from other domains is forwarded inside
-        out[..., t] = share / tier.link.achieved_bytes_per_s(Collective.ALL_TO_ALL)
+        wire = Collective.ALL_TO_ALL
+        out[..., t] = share / (tier.link.achieved_bytes_per_s(wire) * system.reach(t, k / inside, wire))
         inside = k
     return out
 
@@ -184,7 +192,8 @@ def point_to_point(system: SystemSpec, stride: Array) -> Linear:
     found = np.zeros(members.shape[:-1], dtype=bool)
     for t, tier in enumerate(system.tiers):
         here = (members[..., t] > 1) & ~found
-        per_byte = np.where(here, 1.0 / tier.link.achieved_bytes_per_s(Collective.P2P), per_byte)
+        rate = tier.link.achieved_bytes_per_s(Collective.P2P) * system.reach(t, 2.0, Collective.P2P)
+        per_byte = np.where(here, 1.0 / rate, per_byte)
         latency = np.where(here, tier.link.latency_s, latency)
         found |= here
     return Linear(per_byte, latency)
@@ -209,9 +218,10 @@ def _one_outermost_load(
 
 
 def point_to_point_loads(system: SystemSpec, stride: float) -> np.ndarray:
-    """Which tier a hop uses: 1 there, 0 elsewhere [T]."""
+    """Which tier a hop uses: 1 there (its share of the links of a mesh or torus), 0 elsewhere [T]."""
     out = np.zeros(system.num_tiers)
-    out[int(system.tier_of(2, stride))] = 1.0
+    tier = int(system.tier_of(2, stride))
+    out[tier] = float(system.reach(tier, 2.0, Collective.P2P))
     return out
 
 

@@ -19,7 +19,7 @@ from hardware.catalog import (
     describe_chip,
     describe_cluster,
 )
-from hardware.units import GB, GBIT, GIB, TFLOPS, format_count
+from hardware.units import GB, GIB, TFLOPS, format_count
 from results.report.text import clip, columns, hanging
 from search.commands.answer import answer
 from search.space import load_space, shipped_spaces
@@ -73,7 +73,7 @@ def _unit(name: str) -> tuple[str, float]:
 
 
 def _stem(name: str) -> str:
-    return next((name.removesuffix(ending) for ending in _UNITS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in _UNITS if name.endswith(ending)), name.removeprefix("num_"))
 
 
 def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plain type
@@ -82,7 +82,7 @@ def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plai
         return "-"
     if size:
         return f"{value / size:,.0f}" if value >= 10 * size else f"{value / size:.3g}"
-    return format_count(value) if isinstance(value, int) and value >= 10**6 else clip(str(value), 40)
+    return format_count(value) if isinstance(value, int) and value >= 10**6 else clip(str(value), 30)
 
 
 def _chips() -> list[Cells]:
@@ -116,7 +116,7 @@ def _clusters() -> list[Cells]:
             "chip": system.chip.name,
             "num_chips": system.num_chips,
             "chips_per_node": system.chips_per_node,
-            "tiers": ", ".join(f"{t.name} {t.link.bytes_per_s / GBIT:.0f} Gb/s" for t in system.tiers),
+            "tiers": ", ".join(f"{t.name} {t.link.bytes_per_s / GB:.0f}" for t in system.tiers) + " GB/s",
         }
         for name, system in systems
     ]

@@ -84,9 +84,8 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
         "",
         f"{format_seconds(row['step_time_s'])} a step, {rate}, MFU {row['mfu']:.1%} ({row['mfu_bf16']:.1%} of bf16)",
     ]
-    cost = f"{row['cost_usd_per_mtoken']:.3g} USD per million tokens, {row['energy_j_per_token']:.3g} J per token"
     lines += [
-        cost,
+        *_cost(point, row),
         "",
         f"time of rank {result.finishing_rank}, which works most",
         waterfall(row).rstrip(),
@@ -104,6 +103,16 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
     if fields:
         lines += hanging("assumed of the chip: ", f"{', '.join(fields)}; why: search catalog chips {chip.name}")
     return "\n".join(lines) + "\n" + ("\n" + ops_table(ops) if ops else "")
+
+
+def _cost(point: Point, row: Mapping[str, Any]) -> list[str]:
+    """Money, energy and CO2, and what the energy counts."""
+    system, site = point.system, point.system.site
+    money = f"{row['cost_usd_per_mtoken']:.3g} USD and {row['co2_kg_per_mtoken']:.3g} kg of CO2 per million tokens"
+    beside = f"{site.host_w_per_chip:,.0f} W of its host and {site.network_w_per_chip:,.0f} W of network"
+    watts = f"{system.chip.tdp_w:,.0f} W of the chip, {beside}, times a PUE of {site.pue:g}"
+    energy = f"{row['energy_j_per_token']:.3g} J per token: {watts}; {site.grid_kg_co2_per_kwh:g} kg of CO2 per kWh"
+    return [*hanging("", money), *hanging("", energy)]
 
 
 def _verdict(point: Point, result: StepResult, found: Sequence[Remedy]) -> list[str]:

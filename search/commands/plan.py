@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Days, GPU-hours, cost and energy per point; exit 3 where none ends in time and in budget."""
+    """Days, GPU-hours, cost, energy and CO2 per point; exit 3 where none ends in time and in budget."""
     folder = find_run(args.run)
     front = folder.read_front()
     points = plan_front(front, args.tokens)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from estimator.result import COLUMNS, column
+from estimator.step import evaluate
 from estimator.strategy import Overlap, Recompute, Schedule, Strategy
 from estimator.tables import model_flops_per_token
+from estimator.workload import Workload
 from hardware.dtype import DType
 from tests.estimator.cases import DEEPSEEK, FULL, LLAMA, SEQ, TINY, WORK, h100, step
 from tests.estimator.test_step import STRUCTURES, random_rows
@@ -72,7 +75,33 @@ def test_rates_follow_from_step_time(rows):
     system = h100(64)
     cost = 64 * system.chip.price_usd_per_hour / 3600 * step_s / tokens * 1e6
     np.testing.assert_allclose(rows["cost_usd_per_mtoken"], cost, rtol=1e-14)
-    np.testing.assert_allclose(rows["energy_j_per_token"], 64 * system.chip.tdp_w * step_s / tokens, rtol=1e-14)
+    # Chip, host and network; 8 ports of 400 Gb/s a node at 0.27 W a Gb/s; a building that adds a fifth.
+    watts = 64 * (700 + 575 + 0.27 * 400) * 1.2
+    np.testing.assert_allclose(rows["energy_j_per_token"], watts * step_s / tokens, rtol=1e-14)
+    kwh_per_mtoken = rows["energy_j_per_token"] * 1e6 / 3.6e6
+    np.testing.assert_allclose(rows["co2_kg_per_mtoken"], kwh_per_mtoken * 0.473, rtol=1e-14)
+
+
+def test_electricity_paid_apart_adds_to_the_price_and_to_nothing_else():
+    mine = replace(h100(64).site, electricity_usd_per_kwh=0.1)
+    work, system = Workload(seq=SEQ, global_batch=64), h100(64)
+    rented = evaluate(LLAMA, Strategy(), system, work)
+    owned = evaluate(LLAMA, Strategy(), replace(system, site=mine, price_usd_per_hour=0.0), work)
+    paid = owned.energy_j_per_token * 1e6 / 3.6e6 * 0.1
+    assert owned.cost_usd_per_mtoken == pytest.approx(paid, rel=1e-14)
+    changed = {name for name, value in owned.columns.items() if value != rented.columns[name]}
+    assert changed == {"cost_usd_per_mtoken"}
+
+
+def test_a_cleaner_grid_and_a_leaner_building_change_what_they_should():
+    system, work = h100(64), Workload(seq=SEQ, global_batch=64)
+    usual = evaluate(LLAMA, Strategy(), system, work)
+    green = evaluate(LLAMA, Strategy(), replace(system, site=replace(system.site, grid_kg_co2_per_kwh=0.0473)), work)
+    lean = evaluate(LLAMA, Strategy(), replace(system, site=replace(system.site, pue=1.0)), work)
+    assert usual.co2_kg_per_mtoken == pytest.approx(10 * green.co2_kg_per_mtoken, rel=1e-14)
+    assert green.energy_j_per_token == usual.energy_j_per_token
+    assert usual.energy_j_per_token == pytest.approx(1.2 * lean.energy_j_per_token, rel=1e-14)
+    assert usual.co2_kg_per_mtoken == pytest.approx(1.2 * lean.co2_kg_per_mtoken, rel=1e-14)
 
 
 def test_memory_counters_are_ordered(rows):

@@ -11,6 +11,7 @@ from hardware import catalog
 from hardware._library import node_defaults
 from hardware.dtype import DType
 from hardware.link import Collective
+from hardware.system import UNBOUNDED
 from hardware.units import GB, GIB
 
 FOLDER = Path(catalog.__file__).parent / "catalog"
@@ -59,7 +60,7 @@ def test_every_source_is_used_and_lies_in_the_past(path):
 def test_the_chips_that_measured_rows_name_are_there():
     wanted = """v100-32g a100-40g-sxm a100-80g-sxm a100-80g-pcie h100-80g-sxm h100-96g-sxm-hbm2e-500w h100-95g-sxm-hbm2e
     h800-80g-sxm h20-96g h200-141g-sxm b200-180g-sxm b300-288g-sxm gb200 gb300 ascend-910b ascend-910c""".split()
-    assert set(catalog.chip_names()) == set(wanted)
+    assert set(wanted) <= set(catalog.chip_names())
 
 
 @pytest.mark.parametrize("name", catalog.chip_names())
@@ -85,15 +86,17 @@ def test_the_failure_rate_is_that_of_the_llama_3_report():
 @pytest.mark.parametrize("name", catalog.chip_names())
 def test_peaks_are_ordered_as_silicon_is(name):
     peaks = catalog.chip(name).matrix_flops_per_s
-    assert peaks.get(DType.BF16, peaks[DType.FP16]) == peaks[DType.FP16]
+    half = peaks.get(DType.BF16, peaks.get(DType.FP16))
+    assert peaks.get(DType.FP16, half) == half
     if DType.TF32 in peaks:
-        assert peaks[DType.TF32] == peaks[DType.BF16] / 2
+        assert peaks[DType.TF32] == (half if name == "trainium2" else half / 2)
     for twice in (DType.FP8, DType.MXFP8, DType.INT8):
         if twice in peaks:
-            assert peaks[twice] == 2 * peaks[DType.BF16]
+            # AMD rounds each figure to a tenth; a Trainium 2 does fp8 at 1.95 times bf16.
+            assert peaks[twice] == pytest.approx(2 * half, rel=0.03 if name == "trainium2" else 1e-4)
     if DType.NVFP4 in peaks:
         assert peaks[DType.NVFP4] >= 2 * peaks[DType.FP8]
-    assert catalog.chip(name).vector_flops_per_s[DType.FP32] < peaks[DType.FP16]
+    assert catalog.chip(name).vector_flops_per_s[DType.FP32] < half
 
 
 def test_peaks_are_dense():
@@ -186,6 +189,11 @@ def test_an_unknown_name_is_answered_with_the_nearest(lookup, name, near):
         ("gb300_nvl72", 72, 4, 900, 100),
         ("ascend_910b_pod", 8, 8, 196, 25),
         ("ascend_910c_superpod", 384, 8, 392, 50),
+        ("h100_96g_8x", 8, 8, 450, 50),
+        ("mi300x_8x", 8, 8, 448, 50),
+        ("mi355x_8x", 8, 8, 537.5, 50),
+        ("tpu_v5p_pod", 8960, 4, 600, 6.25),
+        ("tpu_v6e_pod", 256, 8, 400, 12.5),
     ],
 )
 def test_clusters_have_the_domains_and_one_way_rates_of_their_datasheets(
@@ -196,6 +204,23 @@ def test_clusters_have_the_domains_and_one_way_rates_of_their_datasheets(
     assert s.chips_per_node == chips_per_node
     assert [tier.link.bytes_per_s / GB for tier in s.tiers] == pytest.approx([scale_up, scale_out], rel=1e-12)
     assert s.assumptions == ()
+
+
+def test_an_ultraserver_is_a_torus_in_each_of_four_instances_on_a_ring():
+    s = catalog.cluster("trn2_ultraserver")
+    assert [tier.span for tier in s.tiers] == [16, 64, UNBOUNDED]
+    assert [tier.link.bytes_per_s / GB for tier in s.tiers] == [512, 128, 25]
+    assert [str(tier.shape) for tier in s.tiers] == ["torus2", "torus1", "switch"]
+
+
+def test_pcie_hosts_have_bridges_between_pairs():
+    assert [tier.span for tier in catalog.cluster("h100_pcie_8x").tiers] == [2, 8, UNBOUNDED]
+
+
+def test_a_chip_without_an_engine_for_a_format_is_told_at_once():
+    for name, dtype in (("tpu-v5p", DType.FP8), ("mi300x", DType.MXFP8), ("trn2", DType.NVFP4)):
+        with pytest.raises(ValueError, match=f"but got {dtype.value}; choose a precision recipe that the chip has"):
+            catalog.chip(name).peak(dtype)
 
 
 def test_a_cluster_takes_another_size_and_caches():
@@ -226,8 +251,11 @@ def test_a_description_gives_field_value_with_unit_and_source():
 
 
 def test_a_cluster_description_shows_its_tiers():
+    ring = {row.field: row.value for row in catalog.describe_cluster("mi300x_8x")}
+    assert ring["tiers[0]"].startswith("xgmi (mesh), 8 chips: 448 GB/s one way per chip")
     rows = {row.field: row.value for row in catalog.describe_cluster("gb200_nvl72")}
     assert rows["num_nodes"] == "144"
     assert rows["tiers[0]"].startswith("nvlink, 72 chips: 900 GB/s one way per chip")
     assert rows["tiers[1]"].startswith("ib, all chips: 50 GB/s one way per chip (400 Gb/s)")
-    assert rows["power"] == "691.2 kW"
+    assert rows["power"] == "1,226.9 kW"  # (1200 + 467 + 108) * 576 * 1.2
+    assert rows["grid"] == "0.473 kg CO2 per kWh"

@@ -55,6 +55,34 @@ def test_changes_are_laid_over_the_cluster():
     assert system.tiers == usual.tiers
 
 
+def test_a_site_is_laid_over_the_clusters_own():
+    system = system_from_mapping(
+        {
+            "cluster": "dgx_h100",
+            "pue": 1.1,
+            "grid": "France",
+            "host_w_per_chip": "0.5 kW",
+            "electricity_usd_per_kwh": 0.1,
+        }
+    )
+    usual = catalog.cluster("dgx_h100").site
+    assert (system.site.pue, system.site.host_w_per_chip, system.site.electricity_usd_per_kwh) == (1.1, 500, 0.1)
+    assert system.site.grid_kg_co2_per_kwh == 0.056
+    assert system.site.network_w_per_chip == usual.network_w_per_chip == pytest.approx(108, rel=1e-15)
+    assert system.site.sources["grid_kg_co2_per_kwh"].startswith("france: Ember")
+    assert system.site.sources["pue"] == "given in the system's description"
+    own = system_from_mapping({"cluster": "dgx_h100", "grid_kg_co2_per_kwh": "20 g/kWh"})
+    assert own.site.grid_kg_co2_per_kwh == 0.02
+
+
+def test_a_described_system_takes_the_site_of_its_chip_or_a_share_of_its_power():
+    known, mine = system_from_mapping(full()), system_from_mapping(full(chip={"like": "h100-80g-sxm", "name": "mine"}))
+    assert known.site.host_w_per_chip == 575
+    assert mine.site.host_w_per_chip == 0.8 * 700
+    assert known.site.network_w_per_chip == pytest.approx(0.27 * 200, rel=1e-14)  # 25 GB/s are 200 Gb/s
+    assert system_from_mapping(full(host_w_per_chip=100)).site.host_w_per_chip == 100
+
+
 def test_a_given_field_is_no_longer_an_assumption():
     system = system_from_mapping({"cluster": "dgx_h100", "chip": {"price_usd_per_hour": 3.0}})
     assert not any(" price_usd_per_hour:" in text for text in system.chip.assumptions)
@@ -117,6 +145,9 @@ def test_a_described_chip_can_start_from_a_known_one():
         ({"cluster": "dgx_h100", "chip": {"gemm_efficiency": {"bf61": 1}}}, "'bf61'; did you mean 'bf16'"),
         ({"cluster": "dgx_h100", "chip": {"gemm_efficiency": 0.8}}, "gemm_efficiency must be a mapping"),
         ({"cluster": "dgx_h100", "chip": 7}, "system.chip must be a mapping"),
+        ({"cluster": "dgx_h100", "grid": "frence"}, "unknown grid 'frence'; did you mean 'france'"),
+        ({"cluster": "dgx_h100", "grid": "france", "grid_kg_co2_per_kwh": 0.1}, "by its CO2 .* but got both; drop one"),
+        ({"cluster": "dgx_h100", "pue": "1.2 W"}, "here it has no unit"),
         ({"cluster": "dgx_h100", "headroom": 2}, r"headroom must be in \[0, 1\)"),
         (["dgx_h100"], "system must be a mapping"),
         (full(tiers=[]), "system.tiers must be a list of tiers"),

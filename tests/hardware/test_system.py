@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hardware import catalog
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
+from hardware.site import Site
 from hardware.system import UNBOUNDED, SystemSpec, Tier
 
 
@@ -106,6 +107,32 @@ def test_without_an_override_the_chip_sets_price_and_failures():
     s = system(num_chips=10)
     assert s.price_usd_per_s == 10 * s.chip.price_usd_per_hour / 3600
     assert s.failures_per_s == 10 * s.chip.failures_per_hour / 3600
+
+
+def test_power_counts_hosts_network_and_building_and_co2_follows_the_grid():
+    site = Site(host_w_per_chip=200, network_w_per_chip=100, pue=1.5, grid_kg_co2_per_kwh=0.36)
+    s = system(num_chips=20, site=site)
+    assert s.power_w == 20 * (700 + 200 + 100) * 1.5 == 30e3
+    assert s.co2_kg_per_s * 3600 == pytest.approx(30 * 0.36, rel=1e-15)  # 30 kWh an hour
+
+
+def test_electricity_is_paid_beside_the_price_where_it_is_given():
+    s = system(num_chips=20, price_usd_per_hour=1.0, site=Site(electricity_usd_per_kwh=0.1))
+    assert s.price_usd_per_s * 3600 == pytest.approx(20 + 14 * 0.1, rel=1e-15)  # 14 kW of chips
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pue": 0.9}, "pue must be at least 1, but got 0.9; give power of the building"),
+        ({"pue": float("inf")}, "pue must be at least 1"),
+        ({"host_w_per_chip": -1.0}, "host_w_per_chip must be at least 0"),
+        ({"grid_kg_co2_per_kwh": float("nan")}, "grid_kg_co2_per_kwh must be at least 0"),
+    ],
+)
+def test_it_refuses_impossible_sites(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Site(**changes)
 
 
 def test_another_number_of_chips_changes_nothing_else():

@@ -43,6 +43,7 @@ def make_front() -> Front:
             "tokens_per_s": 62914560 / (20.0 * 1.01**rows),
             "cost_usd_per_mtoken": 0.3 * 1.01**rows,
             "energy_j_per_token": np.full(num_rows, 0.5),
+            "co2_kg_per_mtoken": np.full(num_rows, 0.2),
             "exposed_comm_ep_s": rows / 7.0,
         }
         return conform(columns | strategy_columns(strategy, dp=128.0) | replaced, FRONT_FIELDS)

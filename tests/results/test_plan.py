@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from results.plan import cost_usd, energy_kwh, gpu_hours, num_steps, plan, plan_front, training_days, within
+from results.plan import co2_kg, cost_usd, energy_kwh, gpu_hours, num_steps, plan, plan_front, training_days, within
 
 
 def test_a_step_is_never_cut():
@@ -17,7 +17,7 @@ def test_a_step_is_never_cut():
 
 def test_a_plan_is_steps_times_what_a_step_takes():
     # 86,400 steps of one second are a day; 100 chips for a day are 2,400 hours; at 2 USD they cost 4,800 USD;
-    # 86,400 steps of 1,000 tokens at 1 J are 86.4 MJ, which is 24 kWh.
+    # 86,400 steps of 1,000 tokens at 1 J are 86.4 MJ, which is 24 kWh; 86.4 million tokens at 0.5 kg each are 43.2 kg.
     points = plan(
         tokens=86_400_000,
         tokens_per_step=1000,
@@ -25,9 +25,10 @@ def test_a_plan_is_steps_times_what_a_step_takes():
         num_gpus=100,
         price_usd_per_gpu_hour=2.0,
         energy_j_per_token=1.0,
+        co2_kg_per_mtoken=0.5,
     )
-    found = [points.num_steps, points.days, points.gpu_hours, points.cost_usd, points.energy_kwh]
-    assert [float(values[0]) for values in found] == [86_400.0, 1.0, 2400.0, 4800.0, 24.0]
+    found = [points.num_steps, points.days, points.gpu_hours, points.cost_usd, points.energy_kwh, points.co2_kg]
+    assert [float(values[0]) for values in found] == [86_400.0, 1.0, 2400.0, 4800.0, 24.0, 43.2]
     assert all(values.shape == (1,) for values in found)
 
 
@@ -36,6 +37,7 @@ def test_each_formula_holds_alone():
     assert gpu_hours(0.5, 8) == 96.0
     assert cost_usd(96.0, 2.5) == 240.0
     assert energy_kwh(1, 3.6e6, 2.0) == 2.0
+    assert co2_kg(10, 2e6, 0.25) == 5.0
 
 
 def test_the_published_run_of_deepseek_v3_comes_out():
@@ -47,6 +49,7 @@ def test_the_published_run_of_deepseek_v3_comes_out():
         num_gpus=2048,
         price_usd_per_gpu_hour=2.0,
         energy_j_per_token=0.0,
+        co2_kg_per_mtoken=0.0,
     )
     # rtol 0.005: the 19.9 s are published to three digits.
     assert points.gpu_hours[0] == pytest.approx(2.664e6, rel=0.005)
@@ -62,6 +65,7 @@ def test_a_front_is_planned_from_its_own_columns(make_front):
     # The front's cost of a million tokens, times the millions of tokens; rtol: a handful of float64 products.
     assert points.cost_usd == pytest.approx(front["cost_usd_per_mtoken"] * 100 * tokens_per_step / 1e6, rel=1e-12)
     assert points.energy_kwh == pytest.approx(100 * tokens_per_step * 0.5 / 3.6e6, rel=1e-14)
+    assert points.co2_kg == pytest.approx(100 * tokens_per_step * 0.2 / 1e6, rel=1e-14)
 
 
 def test_limits_leave_the_points_that_end_in_time_and_in_budget(make_front):

@@ -133,6 +133,17 @@ SMALL = {
         "2]",
         chips="[4, 8, 16, 32]", more="objectives: [step_time_s, peak_memory_bytes, num_gpus, cost_usd_per_mtoken]\n",
     ),
+    "cost, energy and CO2 over chip counts": space_of(
+        "tp: [1, 2, 4], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, selective, full]",
+        system="[{cluster: dgx_h100, num_chips: [8, 16, 32], grid: france}, {cluster: dgx_a100, num_chips: [16, 32], "
+        "pue: 1.1, electricity_usd_per_kwh: 0.08, price_usd_per_hour: 0.5}]",
+        more="objectives: [cost_usd_per_mtoken, energy_j_per_token, co2_kg_per_mtoken, peak_memory_bytes]\n"
+        "constraints: ['co2_kg_per_mtoken <= 0.5', 'energy_j_per_token < 20']\n",
+    ),
+    "three objectives over five chip counts": space_of(
+        "tp: [1, 2, 4], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, full], micro_batch: [1, 2]",
+        chips="[4, 8, 16, 32, 64]", more="objectives: [step_time_s, peak_memory_bytes, cost_usd_per_mtoken]\n",
+    ),
     "only chips": space_of("tp: [2, 1], zero_stage: [3, 1]", chips="[16, 8]", more="objectives: [num_gpus]\n"),
     "only memory": space_of("tp: [2, 1], pp: [1, 2], zero_stage: [0, 3]", more="objectives: [device_memory_bytes]\n"),
     "only speed": space_of("tp: [2, 1], pp: [1, 2], zero_stage: [0, 3]", more="objectives: {tokens_per_s: max}\n"),
@@ -181,8 +192,8 @@ AXES: Mapping[str, Sequence[str]] = {
 LAYERS = ("1", "2", "3", "7", "16", "40")
 OBJECTIVES = (
     "step_time_s: min", "peak_memory_bytes: min", "num_gpus: min", "cost_usd_per_mtoken: min", "tokens_per_s: max",
-    "mfu_bf16: max", "device_memory_bytes: min", "energy_j_per_token: min", "bubble_s: min", "hfu: max",
-    "exposed_comm_dp_s: min", "model_tflops_per_gpu: max",
+    "mfu_bf16: max", "device_memory_bytes: min", "energy_j_per_token: min", "co2_kg_per_mtoken: min",
+    "bubble_s: min", "hfu: max", "exposed_comm_dp_s: min", "model_tflops_per_gpu: max",
 )  # fmt: skip
 CONSTRAINTS = (
     "tp * pp <= 8", "zero_stage >= 1", "step_time_s <= 30", "peak_memory_bytes <= 50e9", "schedule != 'gpipe'",
