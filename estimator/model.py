@@ -6,7 +6,7 @@ Parameter counts here are closed forms over the shape alone: the oracle that a g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -15,7 +15,7 @@ import numpy as np
 
 from estimator.hf_config import read_hf_config
 from estimator.layers import LayerSpec, Mixer, Mlp, expand_layers
-from estimator.mapping import from_mapping
+from estimator.mapping import from_mapping, shown
 from estimator.parts import (
     CompressedSpec,
     HyperSpec,
@@ -89,6 +89,7 @@ class ModelSpec:
     hyper: HyperSpec | None = None
     num_mtp_layers: int = 0  # multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2)
     vocab_multiple: int = 128  # the vocabulary is padded to a multiple of this times tp
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what the spec leaves out, told among the assumptions
 
     def __hash__(self) -> int:
         # A look-up by model is made for every row of a search: a few numbers tell models apart, equality compares all.
@@ -176,13 +177,16 @@ class ModelSpec:
             values["layers"] = expand_layers(values["layers"], num_layers)
         else:
             values.pop("layers", None)
-        return from_mapping(cls, values)
+        notes = values.get("notes", ())
+        if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
+            raise ValueError(f"notes must be a list of texts, but got {shown(notes)}")
+        return from_mapping(cls, values | {"notes": tuple(notes)})
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelSpec:
         """From a Hugging Face config: a mapping, a JSON file, or a folder that holds `config.json`.
 
-        hf_config.py says which architectures are known and what makes a key an error.
+        The package hf_config says which architectures are known and what makes a key an error.
         """
         where = "" if isinstance(config, Mapping) else f"{config}: "
         try:

@@ -58,7 +58,7 @@ def evaluate(
     columns = columns_of(out, model, system, workload, strategy)
     fits = out[:, Out.DEVICE_MEMORY_BYTES] <= system.usable_hbm_bytes
     reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
-    assumptions = (*system.assumptions, *system.chip.assumptions)
+    assumptions = (*model.notes, *system.assumptions, *system.chip.assumptions)
     if not scalar:
         return StepResult(columns={**columns}, feasible=fits, reason=reasons, assumptions=assumptions)
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}

@@ -22,6 +22,13 @@ ARCHITECTURES: Mapping[str, Callable[[Reader], Fields]] = {
     **llama.ARCHITECTURES, **deepseek.ARCHITECTURES, **hybrid.ARCHITECTURES, **layer_norm.ARCHITECTURES,
 }  # fmt: skip
 
+# Often asked for, and not expressible: by what they have that the others lack.
+FOUR_NORMS = "a layer has a norm behind attention and MLP as well as before"
+BARE_NORM = "its LayerNorm has no bias"
+UNMODELLED = {
+    "cohere": BARE_NORM, "cohere2": BARE_NORM, "gemma2": FOUR_NORMS, "gemma3_text": FOUR_NORMS, "glm4": FOUR_NORMS,
+}  # fmt: skip
+
 # Keys of a file that wraps a text model: how other senses come in.
 WRAPPER_HARMLESS = frozenset(
     "vision_config audio_config text_config boi_token_index eoi_token_index image_token_index image_token_id "
@@ -62,6 +69,9 @@ def _translate(config: Mapping[str, Any]) -> Fields:
         return _read(config)
     if isinstance(inner, Mapping) and _known(inner):
         return _read_text_part(config, inner)
+    for kind in (model_type, inner.get("model_type") if isinstance(inner, Mapping) else None):
+        if isinstance(kind, str) and kind in UNMODELLED:
+            raise ValueError(f"model_type {kind!r} is not modelled: {UNMODELLED[kind]}; have {sorted(ARCHITECTURES)}")
     raise ValueError(f"model_type {shown(model_type)} is not a known architecture; have {sorted(ARCHITECTURES)}")
 
 

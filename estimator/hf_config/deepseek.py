@@ -95,7 +95,11 @@ def _deepseek_v32(reader: Reader) -> Fields:
     return _with_experts(reader, fields, {"indexed": True})
 
 
-RATIOS: dict[int, Layer] = {0: {}, 4: {"compression": 4, "indexed": True}, 128: {"compression": 128}}  # as the publisher's code has them
+RATIOS: dict[int, Layer] = {
+    0: {},
+    4: {"compression": 4, "indexed": True},
+    128: {"compression": 128},
+}  # as the publisher's code has them
 
 
 def _deepseek_v4(reader: Reader) -> Fields:

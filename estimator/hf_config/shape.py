@@ -22,9 +22,7 @@ def num_layers_of(reader: Reader) -> int:
     return reader.within("num_hidden_layers", 1, MAX_LAYERS)
 
 
-def sizes(
-    reader: Reader, *, ffn: str = "intermediate_size", tied: bool = False, absent_is_mha: bool = False
-) -> Fields:
+def sizes(reader: Reader, *, ffn: str = "intermediate_size", tied: bool = False, absent_is_mha: bool = False) -> Fields:
     """Sizes under their common keys; `tied` and `absent_is_mha` are what the class takes where the file is silent."""
     num_heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer if absent_is_mha else reader.nullable
@@ -58,7 +56,7 @@ def windowed(reader: Reader, num_layers: int) -> list[Layer]:
 
 
 def layer_windows(reader: Reader, num_layers: int, first_windowed: int | None = None) -> list[Layer]:
-    """Layers of `layer_types`; where that is absent, the window holds from layer `first_windowed` on (None: nowhere)."""
+    """Layers of `layer_types`; absent, the window holds from layer `first_windowed` on (None: nowhere)."""
     kinds = reader.per_layer("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if kinds is None:
         first = num_layers if first_windowed is None else first_windowed

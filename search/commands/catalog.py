@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 import spaces
+from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_names
 from hardware.catalog import (
     Row,
@@ -51,9 +53,15 @@ def _described(rows: tuple[Row, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+OWN_PAGE = {"vendor", "num_layers", "num_heads", "vocab"}  # told by --json and by a chip's or a model's own page
+
+
 def _listed(entries: list[Cells]) -> str:
-    names = [name for name in entries[0] if name != "vendor"]  # a chip's own page names it
+    names = [name for name in entries[0] if name not in OWN_PAGE]
     cells = [[_cell(name, entry[name]) for name in names] for entry in entries]
+    if names[-1] == "layers":  # words, which begin together
+        width = max(len(row[-1]) for row in cells)
+        cells = [[*row[:-1], row[-1].ljust(width)] for row in cells]
     titles = [" ".join(filter(None, (_stem(name).replace("_", " "), _unit(name)[0]))) for name in names]
     return "\n".join(columns(titles, cells)) + "\n"
 
@@ -136,9 +144,16 @@ def _models() -> list[Cells]:
                 "num_heads": model.num_heads,
                 "num_experts": model.moe.num_experts if model.moe else None,
                 "vocab": model.vocab,
+                "layers": _layers(model),
             }
         )
     return found
+
+
+def _layers(model: ModelSpec) -> str:
+    """How many of each kind, the most frequent first."""
+    kinds = Counter(layer.name for layer in model.layer_specs)
+    return ", ".join(f"{number} {name}" for name, number in kinds.most_common())
 
 
 def _spaces() -> list[Cells]:

@@ -20,7 +20,7 @@ MOE = MoESpec(num_experts=4, top_k=2, ffn=16)
 MOE_LAYER = LayerSpec(mlp=Mlp.MOE)
 MLA = MLASpec(q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=3)
 
-# name: parameters without MTP
+# name: parameters without MTP, as transformers 5.24 counts them on the meta device (with the router's corrections)
 LIBRARY = {
     "gpt3_175b": 174_604_259_328,  # by the equation in test_gpt3_is_counted_as_narayanan_does
     "llama3_8b": 8_030_261_248,
@@ -28,8 +28,21 @@ LIBRARY = {
     "llama3_405b": 405_853_388_800,
     "mixtral_8x7b": 46_702_792_704,
     "deepseek_v3": 671_026_419_200,
+    "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_32b": 32_762_123_264,
     "qwen3_235b_a22b": 235_093_634_560,
+    "mixtral_8x22b": 140_620_634_112,
+    "kimi_k2": 1_026_408_232_448,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_oss_120b": 116_829_156_672,
+    "glm_5": 743_911_218_432,
+    "deepseek_v3_2": 671_877_944_064,
+    "deepseek_v4_flash": 284_332_240_471,
+    "deepseek_v4_pro": 1_572_997_201_763,
+    "nemotron_h_56b": 56_324_350_464,
+    "nemotron_3_nano": 31_577_940_288,
+    "llama4_maverick": 400_711_848_960,
+    "llama4_scout": 107_769_861_120,
 }
 
 
@@ -58,6 +71,16 @@ def test_the_library_holds_these_models_under_their_own_names_and_with_a_source(
         ("mixtral_8x7b", "mistralai--Mixtral-8x7B-v0.1"),
         ("deepseek_v3", "deepseek-ai--DeepSeek-V3"),
         ("qwen3_235b_a22b", "Qwen--Qwen3-235B-A22B"),
+        ("qwen3_30b_a3b", "Qwen--Qwen3-30B-A3B"),
+        ("kimi_k2", "moonshotai--Kimi-K2-Instruct"),
+        ("gpt_oss_20b", "openai--gpt-oss-20b"),
+        ("gpt_oss_120b", "openai--gpt-oss-120b"),
+        ("glm_5", "zai-org--GLM-5"),
+        ("deepseek_v3_2", "deepseek-ai--DeepSeek-V3.2"),
+        ("deepseek_v4_flash", "deepseek-ai--DeepSeek-V4-Flash"),
+        ("nemotron_h_56b", "nvidia--Nemotron-H-56B-Base-8K"),
+        ("nemotron_3_nano", "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        ("llama4_maverick", "meta-llama--Llama-4-Maverick-17B-128E-Instruct"),
     ],
 )
 def test_a_library_model_equals_its_publishers_config(shared: Path, name: str, config: str) -> None:
@@ -73,8 +96,16 @@ def test_gpt3_is_counted_as_narayanan_does() -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions", "digits"),
-    # Published: "37B activated" (arXiv:2412.19437), "13B active" (arXiv:2401.04088), A22B (arXiv:2505.09388).
-    [("deepseek_v3", 37, 0), ("mixtral_8x7b", 13, 0), ("qwen3_235b_a22b", 22, 0)],
+    # Published: "37B activated" (arXiv:2412.19437), "13B active" (arXiv:2401.04088), A22B (arXiv:2505.09388), 49B
+    # (arXiv:2606.19348), and 39B and 17B in the announcements of Mixtral 8x22B and Llama 4.
+    [
+        ("deepseek_v3", 37, 0),
+        ("mixtral_8x7b", 13, 0),
+        ("qwen3_235b_a22b", 22, 0),
+        ("deepseek_v4_pro", 49, 0),
+        ("mixtral_8x22b", 39, 0),
+        ("llama4_scout", 17, 0),
+    ],
 )
 def test_a_library_model_has_the_published_active_parameters(name: str, billions: float, digits: int) -> None:
     # Publishers name neither convention and cut the digits differently: one of the two rounds to the figure.
@@ -288,7 +319,7 @@ def test_an_unknown_reference_is_refused_with_what_there_is(reference: str) -> N
         (b"nam: x", "nam is not a key of a model; did you mean 'name'?"),
         (b"!!python/object/apply:os.getcwd []", "must be YAML or JSON text"),
         (b"model_type: gpt_oss", "must be JSON text"),
-        (b'{"model_type": "gpt_oss"}', "model_type 'gpt_oss' is not a known architecture"),
+        (b'{"model_type": "bert"}', "model_type 'bert' is not a known architecture"),
     ],
 )
 def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:

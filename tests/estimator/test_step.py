@@ -148,6 +148,15 @@ def test_a_gate_leaves_seconds_of_what_does_not_fit_unpriced():
             assert a[0] == b[0]
 
 
+def test_what_a_model_leaves_out_is_told_first_among_the_assumptions():
+    model = published("llama3_8b")
+    plain, noted = (
+        evaluate(replace(model, notes=notes), Strategy(), h100(1), Workload(seq=8, global_batch=1)).assumptions
+        for notes in ((), ("the text part alone",))
+    )
+    assert noted == ("the text part alone", *plain)
+
+
 def test_a_gated_scalar_that_does_not_fit_says_so():
     result = step(published("llama3_70b"), Strategy(), 64, gate=True)
     assert (result.feasible, result.reason) == (False, "memory")
