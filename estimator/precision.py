@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 
 from hardware.dtype import DType
 
-__all__ = ["RECIPES", "PrecisionRecipe", "Role", "Tag", "recipe"]
+__all__ = ["RECIPES", "PrecisionRecipe", "Role", "Tag", "apart", "recipe"]
 
 
 class Tag(Enum):
@@ -38,6 +39,9 @@ class PrecisionRecipe:
     embedding, head and norms; states are master + two Adam moments.
     `attention_output_bytes` is what attention's output takes in all the formats it is kept in. `remake_activation`:
     the activation function's output is formed again from its kept inputs when the weight gradient needs it.
+    `linear_input_bytes` stands where scales or a mixture make it other than `linear_input` has. A share `sensitive` of
+    the linear layers multiplies in the attention's dtype: a mean over layers, whichever of them these are.
+    `cast_passes`: how often a cast reads its tensor.
     """
 
     name: str
@@ -56,6 +60,9 @@ class PrecisionRecipe:
     attention_output_bytes: float
     source: str
     remake_activation: bool = False
+    linear_input_bytes: float = 0.0  # 0: those of the dtype
+    sensitive: float = 0.0
+    cast_passes: float = 1.0
     widths: dict[Role, float] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +72,7 @@ class PrecisionRecipe:
         }  # fmt: skip
         widths = {role: dtype.nbytes for role, dtype in dtypes.items()}
         widths |= {Role.ATTENTION_OUTPUT: self.attention_output_bytes}
+        widths |= {Role.LINEAR_INPUT: self.linear_input_bytes} if self.linear_input_bytes else {}
         object.__setattr__(self, "widths", widths | {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: 2.0})
 
     @property
@@ -77,6 +85,12 @@ class PrecisionRecipe:
         return self.widths[role]
 
 
+@lru_cache(maxsize=64)
+def apart(r: PrecisionRecipe) -> tuple[PrecisionRecipe, PrecisionRecipe]:
+    """The recipe of the linear layers that multiply in the narrow format, and of the sensitive ones."""
+    return replace(r, sensitive=0.0), replace(r, gemm=r.attention, sensitive=0.0)
+
+
 def _half(name: str, dtype: DType) -> PrecisionRecipe:
     return PrecisionRecipe(
         name=name, gemm=dtype, attention=dtype, activation=dtype, linear_input=dtype, gate_input=dtype,
@@ -86,9 +100,28 @@ def _half(name: str, dtype: DType) -> PrecisionRecipe:
     )  # fmt: skip
 
 
+def _te(name: str, gemm: DType, *, weight_bytes: float, input_bytes: float, source: str) -> PrecisionRecipe:
+    """Transformer Engine's way: a bf16 weight and the casts of both its layouts, kept over the micro-batches.
+
+    Inputs of linear layers are kept in the layout of the weight gradient only; everything between them is bf16.
+    """
+    return PrecisionRecipe(
+        name=name, gemm=gemm, attention=DType.BF16, activation=DType.BF16, linear_input=gemm, gate_input=DType.BF16,
+        dispatch=DType.BF16, combine=DType.BF16, linear_weight_bytes=2 + 2 * weight_bytes, other_weight_bytes=2,
+        grad_bytes=4, master_bytes=4, moment_bytes=4, linear_input_bytes=input_bytes,
+        attention_output_bytes=2 + input_bytes, source=source,
+    )  # fmt: skip
+
+
+SENSITIVE = 0.15  # of the linear layers, most of them the last ones: arXiv:2509.25149, section 4
+
 RECIPES: dict[str, PrecisionRecipe] = {
     "bf16": _half("bf16", DType.BF16),
     "fp16": _half("fp16", DType.FP16),
+    "bf16_grads": replace(
+        _half("bf16_grads", DType.BF16), grad_bytes=2,
+        source="gradients accumulated and reduced in bf16: Megatron-Core's accumulate_allreduce_grads_in_fp32 off",
+    ),
     "fp8": PrecisionRecipe(
         name="fp8", gemm=DType.FP8, attention=DType.BF16, activation=DType.BF16, linear_input=DType.FP8,
         gate_input=DType.BF16, dispatch=DType.BF16, combine=DType.BF16,
@@ -106,6 +139,35 @@ RECIPES: dict[str, PrecisionRecipe] = {
         remake_activation=True,
         source="DeepSeek-V3, arXiv:2412.19437, section 3.3 (fp8 caches and dispatch, E5M6, SwiGLU outputs formed "
         "again, bf16 moments)",
+    ),
+    "fp8_1x128": _te(
+        "fp8_1x128", DType.FP8,
+        # Weights in blocks of 128x128, activations and gradients of 1x128, a scale of 4 bytes each; Hopper's products
+        # want both layouts of a weight, and the weight gradient a copy of its input scaled along tokens.
+        weight_bytes=1 + 4 / 16384, input_bytes=1 + 4 / 128,
+        source="Transformer Engine, user guide, FP8 blockwise scaling (Float8BlockScaling)",
+    ),
+    "mxfp8": _te(
+        "mxfp8", DType.MXFP8,
+        # A scale of 8 bits for 32 elements along the inner axis of a product: each layout is a cast of its own.
+        weight_bytes=DType.MXFP8.nbytes, input_bytes=DType.MXFP8.nbytes,
+        source="OCP Microscaling Formats v1.0, section 5.2; Mishra 2025, arXiv:2506.08027; Transformer Engine, user "
+        "guide, MXFP8BlockScaling",
+    ),
+    "nvfp4": replace(
+        _te(
+            "nvfp4", DType.NVFP4,
+            # Scales of 16x16 blocks let both layouts of a weight hold the same numbers; they are two copies all the
+            # same. Sensitive layers keep bf16 alone.
+            weight_bytes=(1 - SENSITIVE) * DType.NVFP4.nbytes,
+            input_bytes=(1 - SENSITIVE) * DType.NVFP4.nbytes + SENSITIVE * DType.BF16.nbytes,
+            source="NVIDIA 2025, arXiv:2509.25149, section 4: 15 % of linear layers in bf16, Hadamard transforms of "
+            "16x16 on inputs of weight gradients, stochastic rounding of gradients, two-dimensional scales of weights",
+        ),
+        sensitive=SENSITIVE,
+        # The largest value of a tensor (and of its transform) has to be known before its scales are: two reads, of the
+        # layers that are cast at all. The transform's 32 FLOPs an element and the rounding hide behind them.
+        cast_passes=2.0 * (1 - SENSITIVE),
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from estimator.cost.work import Work, work
 from estimator.graph import Block
 from estimator.op import Array, Op, OpKind, larger, rounded_up, smaller
-from estimator.precision import PrecisionRecipe
+from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
 
 __all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "by_priority", "price"]
@@ -104,9 +104,27 @@ def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
     return tuple(sorted(backends, key=lambda b: -b.priority))
 
 
+def _mixed(narrow: Price, wide: Price, share: float) -> Price:
+    """A product of which a share runs in the wider format."""
+    seconds, compute_s, memory_s, nbytes = (
+        (1.0 - share) * a + share * b
+        for a, b in (
+            (narrow.seconds, wide.seconds), (narrow.compute_s, wide.compute_s), (narrow.memory_s, wide.memory_s),
+            (narrow.work.nbytes, wide.work.nbytes),
+        )
+    )  # fmt: skip
+    return Price(seconds, compute_s, memory_s, narrow.work._replace(nbytes=nbytes), narrow.source)
+
+
 def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()) -> Price:
-    """Price of one op of `block`, from the first of `backends` (none given: by priority) that covers it."""
+    """Price of one op of `block`, from the first of `backends` (none given: by priority) that covers it.
+
+    Where a recipe leaves a share of the linear layers in a wider format, the mean of both.
+    """
     amount = work(op, block, recipe)
+    if recipe.sensitive and amount.matrix and op.role is Role.LINEAR_INPUT:
+        narrow, wide = (price(op, block, chip, r, backends) for r in apart(recipe))
+        return _mixed(narrow, wide, recipe.sensitive)
     for backend in backends or by_priority(BACKENDS):  # a plain loop: called for every op of a price row
         if backend.covers(op, chip):
             break

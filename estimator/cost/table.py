@@ -249,7 +249,7 @@ class _Pricer:
         total: Array = 0.0
         seen: set[tuple[str, bool]] = set()
         for op in block.of_phase(Phase.WEIGHT_GRAD):
-            width = self.recipe.gemm.nbytes if op.role is Role.LINEAR_INPUT else self.recipe.nbytes(op.role)
+            width = self.recipe.nbytes(op.role)
             # The outputs of a backward op are forward's inputs, its inputs are gradients of forward's outputs.
             for name, is_gradient in ((op.outputs[0], False), *((name, True) for name in op.inputs)):
                 if (name, is_gradient) not in seen:

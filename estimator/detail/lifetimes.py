@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from estimator.graph import Block
 from estimator.op import Op, OpKind, Phase
-from estimator.precision import PrecisionRecipe
+from estimator.precision import PrecisionRecipe, Role
 
 __all__ = ["Lives", "lifetimes"]
 
@@ -116,7 +116,7 @@ class _Lifetimes:
             return
         turn = (soon or [maker])[-1]
         self._live(self._bytes(name), maker, turn)
-        self._live(float(self.block.tensors[name].elements) * self.recipe.gemm.nbytes, turn, late[-1])
+        self._live(float(self.block.tensors[name].elements) * self.recipe.nbytes(Role.LINEAR_INPUT), turn, late[-1])
 
     def _bytes(self, name: str) -> float:
         tensor = self.block.tensors[name]

@@ -35,8 +35,10 @@ def _with_casts(block: Block, recipe: PrecisionRecipe, *, inside: bool) -> Itera
             if x not in cast and not already:
                 cast.add(x)
                 rides = x in casting
-                yield Op(name=f"{op.name}.quantize", kind=OpKind.QUANTIZE, component=op.component, inputs=(x,),
-                         modules=op.modules, rides=rides, held=frozenset({x} if rides else ()))  # fmt: skip
+                yield Op(
+                    name=f"{op.name}.quantize", kind=OpKind.QUANTIZE, component=op.component, inputs=(x,),
+                    modules=op.modules, passes=recipe.cast_passes, rides=rides, held=frozenset({x} if rides else ()),
+                )  # fmt: skip
         yield op
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from estimator.memory import RESERVED_FACTOR
+from estimator.precision import recipe
 from estimator.result import StageResult, StepResult
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
@@ -79,10 +80,12 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
         *(hanging("          ", phrase) if (phrase := layout_phrase(point, row)) else ()),
     ]
     lines += ["", *_verdict(point, result, found)]
+    peak = recipe(point.strategy.precision).gemm.value
     rate = f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s per chip, {row['model_tflops_per_gpu']:.0f} TFLOP/s"
     lines += [
         "",
-        f"{format_seconds(row['step_time_s'])} a step, {rate}, MFU {row['mfu']:.1%} ({row['mfu_bf16']:.1%} of bf16)",
+        f"{format_seconds(row['step_time_s'])} a step, {rate}, "
+        f"MFU {row['mfu']:.1%} of the {peak} peak ({row['mfu_bf16']:.1%} of bf16)",
     ]
     lines += [
         *_cost(point, row),

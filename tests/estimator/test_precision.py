@@ -6,14 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from estimator.cost.price import price
 from estimator.cost.table import Base
 from estimator.cost.work import work
+from estimator.detail.step import replay_step
 from estimator.graph import BlockKind
 from estimator.op import OpKind, Phase
-from estimator.precision import RECIPES, Role, recipe
+from estimator.precision import RECIPES, Role, apart, recipe
+from estimator.step import evaluate
 from estimator.strategy import Strategy
+from hardware import catalog
 from hardware.dtype import DType
-from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, base, block, named, saved
+from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, base, block, compute_ops, named, saved, step
+
+WIDE = replace(LLAMA, hidden=4096, ffn=14336, num_heads=32, num_kv_heads=8, head_dim=128)
 
 
 def casts(model, kind, precision):
@@ -121,3 +127,98 @@ def test_weight_gradients_leave_in_fp32():
 
 def test_latents_are_cast_before_they_are_projected_up():
     assert {"attention.q_b_proj", "attention.kv_b_proj"} <= set(casts(DEEPSEEK, BlockKind.MOE, "fp8"))
+
+
+BLACKWELL = catalog.cluster("dgx_b200", 64)
+
+
+def seconds(name, phase, chip=BLACKWELL.chip, kind=OpKind.MATMUL):
+    """Of all products of linear layers of a dense layer's phase."""
+    b, r = block(WIDE, BlockKind.DENSE, Strategy(precision=name)), recipe(name)
+    ops = [op for op in compute_ops(b, phase) if op.kind is kind]
+    return sum(float(price(op, b, chip, r).seconds) for op in ops)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_block_formats_of_blackwell_are_refused_elsewhere(name):
+    with pytest.raises(ValueError, match="engine: the chip must have a matrix engine for the recipe's dtypes"):
+        step(LLAMA, Strategy(precision=name), 16)
+    assert evaluate(LLAMA, Strategy(precision=name), BLACKWELL, WORK).step_time_s > 0
+
+
+def test_transformer_engines_recipes_keep_both_layouts_of_a_weight_and_one_of_an_input():
+    """Bytes with their scales: 32 elements to one byte, 16 to one, 128 x 128 and 128 to four."""
+    block_scaled = {"mxfp8": (1 + 1 / 32, 1 + 1 / 32), "fp8_1x128": (1 + 4 / 128**2, 1 + 4 / 128)}
+    for name, (weight, kept) in block_scaled.items():
+        r = recipe(name)
+        assert r.linear_weight_bytes == 2 + 2 * weight
+        assert r.nbytes(Role.LINEAR_INPUT) == kept
+        assert r.nbytes(Role.ATTENTION_OUTPUT) == 2 + kept
+        assert (r.nbytes(Role.DISPATCH), r.nbytes(Role.GATE_INPUT), r.state_bytes) == (2, 2, 12)
+
+
+def test_blockwise_fp8_of_transformer_engine_is_not_deepseeks_recipe():
+    te, deepseek = recipe("fp8_1x128"), recipe("fp8_block")
+    assert te.gemm is deepseek.gemm is DType.FP8
+    assert te.linear_weight_bytes > 3.9 * deepseek.linear_weight_bytes
+    assert not te.remake_activation
+
+
+def test_a_share_of_the_layers_stays_in_bf16_under_nvfp4():
+    r = recipe("nvfp4")
+    assert r.sensitive == 0.15
+    assert r.linear_weight_bytes == 2 + 2 * 0.85 * (0.5 + 1 / 16)
+    assert r.nbytes(Role.LINEAR_INPUT) == 0.85 * (0.5 + 1 / 16) + 0.15 * 2
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD):
+        b = block(WIDE, BlockKind.DENSE, Strategy(precision="nvfp4"))
+        op = next(op for op in b.of_phase(phase) if op.kind is OpKind.MATMUL)
+        narrow, wide = (price(op, b, BLACKWELL.chip, one) for one in apart(r))
+        mixed = price(op, b, BLACKWELL.chip, r)
+        assert mixed.seconds == 0.85 * narrow.seconds + 0.15 * wide.seconds
+        assert mixed.work.nbytes == 0.85 * narrow.work.nbytes + 0.15 * wide.work.nbytes
+        assert wide.seconds == price(op, b, BLACKWELL.chip, recipe("bf16")).seconds
+        assert (narrow.work.dtype, wide.work.dtype) == (DType.NVFP4, DType.BF16)
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT_GRAD])
+def test_narrower_formats_multiply_faster(phase):
+    bf16, mxfp8, nvfp4 = (seconds(name, phase) for name in ("bf16", "mxfp8", "nvfp4"))
+    assert nvfp4 < mxfp8 < bf16
+    assert nvfp4 > 0.15 * bf16  # the sensitive layers alone
+
+
+def test_casts_to_four_bits_read_their_tensor_twice_where_there_is_one():
+    b8, b4 = (block(WIDE, BlockKind.DENSE, Strategy(precision=name)) for name in ("mxfp8", "nvfp4"))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        moved = [
+            sum(work(op, b, recipe(name)).nbytes for op in b.of_phase(phase) if op.kind is OpKind.QUANTIZE)
+            for b, name in ((b8, "mxfp8"), (b4, "nvfp4"))
+        ]
+        assert moved[1] == pytest.approx(2 * 0.85 * moved[0], rel=1e-12)
+
+
+def test_attention_router_and_head_know_nothing_of_four_bits():
+    b = block(MIXTRAL, BlockKind.MOE, Strategy(precision="nvfp4"))
+    for name in ("router", "attention.core"):
+        assert price(named(b, name), b, BLACKWELL.chip, recipe("nvfp4")).work.dtype is DType.BF16
+    assert base(LLAMA, BlockKind.HEAD, Base.F_COMP, Strategy(precision="nvfp4"), system=BLACKWELL) == base(
+        LLAMA, BlockKind.HEAD, Base.F_COMP, system=BLACKWELL
+    )
+
+
+def test_gradients_in_bf16_take_half_the_room_and_half_the_wire():
+    whole, half = (step(LLAMA, Strategy(precision=name), 16) for name in ("bf16", "bf16_grads"))
+    assert half.stages[0].memory["gradients"] * 2 == whole.stages[0].memory["gradients"]
+    assert half.exposed_comm_dp_s < whole.exposed_comm_dp_s
+    b = block(LLAMA, BlockKind.DENSE)
+    op = named(b, "mlp.up_proj.weight_grad")
+    k, n = LLAMA.hidden, LLAMA.ffn
+    assert work(op, b, recipe("bf16")).nbytes - work(op, b, recipe("bf16_grads")).nbytes == 2 * k * n
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_1x128"])
+def test_a_replay_agrees_with_the_estimate(name):
+    replayed = replay_step(LLAMA, Strategy(precision=name, pp=2), BLACKWELL, WORK)
+    assert replayed.error == pytest.approx(0.0, abs=0.02)  # hops of a small model wait a little differently
+    told = max(sum(stage.memory.values()) for stage in replayed.estimate.stages)
+    assert max(replayed.peak_memory_bytes) == pytest.approx(told, rel=0.02)  # both peaks at once

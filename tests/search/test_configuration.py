@@ -186,7 +186,7 @@ def test_a_full_row_assumes_only_what_has_no_column() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"precision": "nvfp4"}, "precision nvfp4 is not modelled"),
+        ({"precision": "int4"}, "precision int4 is not modelled"),
         ({"schedule": "zb-h2"}, "schedule zb-h2 is not modelled"),
         ({"attention": "window"}, "attention window is not modelled"),
         ({"arch": "other"}, "arch other is not modelled"),
