@@ -7,6 +7,7 @@ against memory itself. Which one is used decides `Strategy.layout` no further: b
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
@@ -15,16 +16,17 @@ from estimator.balance import MARGIN, Shape, balance, fastest, prefix_of, shape_
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
 from estimator.batch import fixed_bytes, splits_backward
-from estimator.compose import Net
+from estimator.compose import Constants, Net
 from estimator.cost.table import Base
 from estimator.graph import BlockKind
+from estimator.keep import Keep, keep_of
 from estimator.layout import even_layers, layout_of
 from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, second_set
 from estimator.model import ModelSpec
 from estimator.rules import Case
 from estimator.schedule import placement
 from estimator.span import CODES, DUALPIPE, in_flight_peak, owed_peak
-from estimator.strategy import RecomputeKind, Schedule, Strategy
+from estimator.strategy import Offload, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
 from hardware.system import SystemSpec
@@ -90,6 +92,9 @@ def configured_layouts(
     alone = net[Net.DP] == 1.0 and net[Net.EDP] == 1.0  # nothing to share, as in compose_rows
     zero, overlap_dp = (0, 0) if alone else (int(sizes["zero_stage"]), int(sizes["overlap_dp"]))
     overlap_ep = int(sizes["overlap_ep"]) * int(sizes["ep"] > 1)
+    shares = (float(sizes[f"offload_{f.name}"]) for f in fields(Offload))
+    asked = Keep(zero, int(sizes["reshard_after_forward"]), sizes["prefetch_blocks"], *shares)
+    keep: Keep = keep_of(asked, zero, overlap_dp)
     flags = np.array([int(sizes["overlap_tp"]), overlap_ep, int(sizes["overlap_pp"]), overlap_dp])
     layers, (ends, held_ends) = _kinds_of_layers(model, kinds), _ends(model, kinds)
     slot = np.full(pp * vpp, INNER)
@@ -97,20 +102,19 @@ def configured_layouts(
     depths = np.full(3, int(sizes["recompute_layers"]) if has_blocks else 0)
     costs = chunk_costs(
         layers, slot, depths, ends, held_ends, base, again, flags, choice_index(builder.choices, strategy.recompute),
-        splits_backward(code), zero, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
-        _read_only(net), np.array([net[Net.DP], net[Net.EDP]]), constants,
+        splits_backward(code), keep, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
+        _read_only(net), constants,
     )  # fmt: skip
     chunks = placement(strategy.schedule, pp, vpp)
     flying = _flying(code, chunks, pp, vpp, m, overlap_ep)
     bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes
-    shares = (zero >= 1, zero >= 2, zero >= 3)
     room = Room(
         limit=(constants.capacity_bytes - constants.context_bytes) / RESERVED_FACTOR * (1.0 - MARGIN),
         fixed=fixed_bytes(float(prices.buffer_bytes[0]), float(prices.hop_bytes[0]), pp) + WORKSPACE_BYTES,
         bucket=float(sizes["bucket_bytes"]),
         staged=int(bucketed),
         constants=constants,
-        shared=_shared(model, kinds, base, shares, float(net[Net.DP]), constants.grad_bytes, constants.state_bytes),
+        shared=_shared(model, kinds, base, keep, float(net[Net.SHARDS]), constants),
         flying=flying[0].copy(),
         late=flying[1:].copy(),
     )
@@ -137,16 +141,16 @@ def _ends(model: ModelSpec, kinds: tuple[BlockKind, ...]) -> tuple[np.ndarray, n
 
 
 def _shared(
-    model: ModelSpec, kinds: tuple[BlockKind, ...], base: np.ndarray, shares: tuple[bool, bool, bool], dp: float,
-    grad_bytes: float, state_bytes: float,
-) -> np.ndarray:  # fmt: skip
+    model: ModelSpec, kinds: tuple[BlockKind, ...], base: np.ndarray, keep: Keep, shards: float, c: Constants
+) -> np.ndarray:
     """The table that a rank with both ends holds once where each end alone would hold it: bytes kept, parameters."""
     if not (model.tied_embeddings or model.num_mtp_layers):
         return np.zeros(2)
     x = base[kinds.index(BlockKind.EMBEDDING)]
-    states, grads, weights = (dp if share else 1.0 for share in shares)
+    stages = zip((1, 2, 3), (keep.states, keep.gradients, keep.parameters), strict=True)
+    states, grads, weights = ((1.0 - share) / (shards if keep.zero >= stage else 1.0) for stage, share in stages)
     params = float(x[Base.DENSE_PARAMS])
-    kept = float(x[Base.DENSE_WEIGHT_BYTES]) / weights + params * grad_bytes / grads + params * state_bytes / states
+    kept = float(x[Base.DENSE_WEIGHT_BYTES]) * weights + params * (c.grad_bytes * grads + c.state_bytes * states)
     return np.array([kept, params])
 
 

@@ -13,7 +13,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from estimator.compose import AGAIN, ONCE, again_seconds, choose_columns, chunk_seconds, once_seconds, zero_traffic
+from estimator.compose import (
+    AGAIN,
+    ONCE,
+    TRAFFIC,
+    again_seconds,
+    choose_columns,
+    chunk_seconds,
+    once_seconds,
+    zero_traffic,
+)
 from estimator.cost.table import Base
 from estimator.jit import njit
 from estimator.memory import chunk_bytes, owed_bytes, static_bytes
@@ -93,18 +102,18 @@ def linear_costs(layers: np.ndarray, first: float, last: float, num_chunks: int,
 @njit(cache=True)
 def chunk_costs(
     kind_of: np.ndarray, slot: np.ndarray, depths: np.ndarray, ends: np.ndarray, held_ends: np.ndarray,
-    base: np.ndarray, again: np.ndarray, flags: np.ndarray, choice: int, splits: bool, zero: int, hop: float,
-    net: np.ndarray, shards: np.ndarray, c,
+    base: np.ndarray, again: np.ndarray, flags: np.ndarray, choice: int, splits: bool, keep, hop: float,
+    net: np.ndarray, c,
 ) -> ChunkCosts:  # fmt: skip
     """Seconds and bytes of every possible chunk of one configuration.
 
     `kind_of` [L]: block kind of each layer. `depths` [S]: layers of block recompute by slot (0: not block). `ends`,
     `held_ends` [2, K]: blocks that first and last chunk run, and hold, beside their layers. `flags`: overlap of tp, ep,
-    pp, dp. `shards` [2]: ranks that share dense and expert weights. c: Constants.
+    pp, dp. keep: Keep; c: Constants. What is offloaded leaves two blocks of every chunk, where a rank has two in all.
     """
     num, kinds, slots = kind_of.size, base.shape[0], depths.size
     cols, r = np.empty((ONCE, kinds)), np.empty((again.shape[0], kinds, AGAIN))
-    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(4)
+    once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(TRAFFIC)
     choose_columns(base, again, flags[0], flags[1], cols, r)
     sent = hop if flags[2] == 0 else 0.0
     seconds = np.full((slots, num + 1, num + 1), np.inf)
@@ -113,7 +122,8 @@ def chunk_costs(
     for a in range(num):
         floor[a + 1] = floor[a] + cols[:3, kind_of[a]].sum()
     counts, first, held = np.zeros((1, kinds)), np.zeros((2, kinds)), np.zeros((1, kinds))
-    saved, live, owed, line = np.empty(1), np.empty(1), np.empty(1), np.zeros(4)
+    saved, most, live, owed, line = np.empty(1), np.empty(1), np.empty(1), np.empty(1), np.zeros(4)
+    share = keep.activations
     for s in range(slots):
         sends = 1.0 if s < INNER else 2.0  # the ends have one neighbour
         for start in range(1 if s == FIRST else num + 1):
@@ -135,15 +145,17 @@ def chunk_costs(
                 once_seconds(counts, 0, cols, once)
                 again_seconds(counts, first, 0, depths[s], choice, r, repeated)
                 zero_traffic(counts, 0, base, net, c, traffic)
-                passes = chunk_seconds(once, repeated, splits, zero, flags[3], traffic)
+                passes = chunk_seconds(once, repeated, splits, keep, flags[3], traffic)
                 seconds[s, start, stop] = (passes[0] + passes[1] + passes[2]) + sends * sent
-                chunk_bytes(counts, first, depths[s], again, choice, saved, live)
+                chunk_bytes(counts, first, depths[s], again, choice, saved, most, live)
                 owed_bytes(counts, base, owed)
-                static_bytes(0, held, base, zero, shards[0], shards[1], c.grad_bytes, c.state_bytes, line)
+                static_bytes(0, held, base, keep, net, c, line)
                 x = nbytes[s, start, stop]
                 for k in range(kinds):
                     x[DENSE] += held[0, k] * base[k, B_DENSE]
                     x[EXPERT] += held[0, k] * base[k, B_EXPERT]
                 x[KEPT], x[WIDE] = line[0] + line[1] + line[2], line[3]
-                x[SAVED], x[LIVE], x[OWED] = saved[0], live[0], owed[0]
+                if not keep.reshard:  # of every chunk, not of the widest
+                    x[KEPT], x[WIDE] = x[KEPT] + line[3], 0.0
+                x[SAVED], x[LIVE], x[OWED] = (1.0 - share) * saved[0], live[0] + share * (2.0 * most[0]), owed[0]
     return ChunkCosts(slot, seconds, nbytes, floor)

@@ -28,14 +28,26 @@ from estimator.compose import (
     zero_traffic,
 )
 from estimator.cost.table import Again, Base
-from estimator.gradients import bucketed_terms, cover_of, gather_wire, gradient_wire, hidden_behind, update_seconds
+from estimator.gradients import (
+    bucketed_terms,
+    cover_of,
+    gather_wire,
+    gradient_wire,
+    hidden_behind,
+    replica_terms,
+    shard_of,
+    update_seconds,
+)
 from estimator.jit import njit
+from estimator.keep import Keep, at_home, keep_of, uses_host
 from estimator.lanes import WIDTH, first, put, splat
 from estimator.memory import (
     RESERVED_FACTOR,
     WORKSPACE_BYTES,
     Item,
     chunk_bytes,
+    hosted_bytes,
+    kept_bytes,
     logits_bytes,
     moving_bytes,
     owed_bytes,
@@ -53,29 +65,34 @@ class Out(IntEnum):
     STEP_TIME_S = 0
     PEAK_MEMORY_BYTES = 1
     DEVICE_MEMORY_BYTES = 2
-    PIPELINE_S = 3
-    FORWARD_S = 4
-    BACKWARD_S = 5
-    RECOMPUTE_S = 6
-    EXPOSED_COMM_TP_S = 7
-    EXPOSED_COMM_CP_S = 8
-    EXPOSED_COMM_EP_S = 9
-    EXPOSED_COMM_PP_S = 10
-    EXPOSED_COMM_DP_S = 11
-    EXPOSED_HOST_S = 12
-    BUBBLE_S = 13
-    OPTIMIZER_S = 14
-    OPTIMIZER_COMM_S = 15
-    JITTER_S = 16
-    RECOMPUTE_FLOPS = 17
-    TILE_S = 18
-    MEASURED_S = 19
-    ROOFLINE_S = 20
-    RANK = 21
+    HOST_MEMORY_BYTES = 3
+    PIPELINE_S = 4
+    FORWARD_S = 5
+    BACKWARD_S = 6
+    RECOMPUTE_S = 7
+    EXPOSED_COMM_TP_S = 8
+    EXPOSED_COMM_CP_S = 9
+    EXPOSED_COMM_EP_S = 10
+    EXPOSED_COMM_PP_S = 11
+    EXPOSED_COMM_DP_S = 12
+    EXPOSED_OFFLOAD_S = 13
+    EXPOSED_HOST_S = 14
+    BUBBLE_S = 15
+    OPTIMIZER_S = 16
+    OPTIMIZER_COMM_S = 17
+    JITTER_S = 18
+    RECOMPUTE_FLOPS = 19
+    TILE_S = 20
+    MEASURED_S = 21
+    ROOFLINE_S = 22
+    RANK = 23
 
 
 class Rows(NamedTuple):
-    """Candidates as integer columns [N] (bucket in bytes): where to look and which options are on."""
+    """Candidates as integer columns [N] (bucket in bytes): where to look and which options are on.
+
+    `offload` [N, 4]: shares of activations, parameters, gradients and states in the host's memory.
+    """
 
     row: np.ndarray
     net: np.ndarray
@@ -91,6 +108,9 @@ class Rows(NamedTuple):
     overlap_pp: np.ndarray
     overlap_dp: np.ndarray
     zero: np.ndarray
+    reshard: np.ndarray
+    prefetch: np.ndarray
+    offload: np.ndarray
     bucket: np.ndarray
 
 
@@ -102,8 +122,8 @@ B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST",
 W_COMP, W_HOST, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.TILE_S)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
 R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
-(O_STEP, O_PEAK, O_DEVICE, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_HOST, O_BUBBLE, O_OPT,
- O_OPTCOMM, O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
+(O_STEP, O_PEAK, O_DEVICE, O_HOSTED, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_OFFLOAD, O_HOST,
+ O_BUBBLE, O_OPT, O_OPTCOMM, O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
 
 
 @njit(cache=True)
@@ -133,32 +153,40 @@ def staging_bytes(bucket, dense, expert, overlap, zero, c):
 
 
 @njit(cache=True)
-def _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, tell, items):
-    """Allocated bytes of the fullest rank; with `tell`, its items and those of the others go to `items` [p, Item]."""
+def _peak_bytes(t, rows, i, place, base, again, keep, dp, dense, expert, tell, items):
+    """Allocated bytes of the fullest rank, and the most that one has on its host.
+
+    With `tell`, items of every rank go to `items` [p, Item].
+    """
     p, c, net, row = rows.pp[i], t.constants, t.nets[rows.net[i]], rows.row[i]
     num_classes = place.counts.shape[0]
-    saved, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
     flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
     in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], flying)
     owed_peak(rows.schedule[i], p, rows.num_micro_batches[i], late)
     second_set(rows.schedule[i] == DUALPIPE, rows.overlap_ep[i], flying)
-    chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, live)
+    chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, most, live)
     owed_bytes(place.counts, base, owed)
     exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
-    line = np.zeros(items.shape[1])
-    peak = 0.0
+    line, scratch = np.zeros(items.shape[1]), np.zeros(items.shape[1])
+    peak, hosted = 0.0, 0.0
     for rank in range(p):
-        static = static_bytes(rank, place.held, base, zero, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
-        moving = moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)
-        line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], dense[rank], expert[rank], dp, zero, c)
+        static = static_bytes(rank, place.held, base, keep, net, c, line)
+        moving = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, keep.activations, line)
+        line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], dense[rank], expert[rank], dp, keep.zero, c)
         line[ITEM_EXCHANGE] = exchange
         line[ITEM_WORK] = WORKSPACE_BYTES
         peak = max(peak, (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES)))
+        if uses_host(keep):
+            kept = kept_bytes(rank, place.slots, flying, saved)
+            shard = shard_of(dense[rank], expert[rank], keep.zero, net)
+            hosted = max(hosted, hosted_bytes(rank, place.held, base, keep, net, c, shard, kept, scratch))
         if tell:
-            line[ITEM_LOGITS] = logits_bytes(rank, place.slots, flying, place.counts, again)
+            logits = logits_bytes(rank, place.slots, flying, place.counts, again)
+            line[ITEM_LOGITS] = (1.0 - keep.activations) * logits
             line[ITEM_ACTIVATIONS] -= line[ITEM_LOGITS]
             items[rank] = line
-    return peak
+    return peak, hosted
 
 
 @njit(cache=True)
@@ -170,6 +198,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
     kinds = t.base.shape[1]
     cols, r = np.empty((ONCE, kinds)), np.empty((t.again.shape[1], kinds, AGAIN))
     once, repeated, traffic = np.empty(ONCE), np.empty(AGAIN), np.empty(TRAFFIC)
+    waits = np.zeros((3, t.class_of.size))
     for i in range(out.shape[0]):
         p, v, m = rows.pp[i], rows.vpp[i], rows.num_micro_batches[i]
         place = place_of(t, rows.layout[i], p)
@@ -179,13 +208,20 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         tp, ep, pp, dp = rows.overlap_tp[i], rows.overlap_ep[i], rows.overlap_pp[i], rows.overlap_dp[i]
         if net[N_DP] == 1.0 and net[N_EDP] == 1.0:  # nothing to share: ZeRO and its traffic have no effect
             zero, dp = 0, 0
+        asked = Keep(
+            zero, rows.reshard[i], rows.prefetch[i], rows.offload[i, 0], rows.offload[i, 1], rows.offload[i, 2],
+            rows.offload[i, 3],
+        )  # fmt: skip
+        keep = keep_of(asked, zero, dp)
+        offloads = uses_host(keep)
         num_classes, num_chunks = place.counts.shape[0], place.class_of.size
         dense, expert = np.empty(p), np.empty(p)
         rank_params(place.held, base, dense, expert)
-        peak = _peak_bytes(t, rows, i, place, base, again, zero, dp, dense, expert, i == out.shape[0] - 1, items)
-        out[i, O_PEAK] = peak
+        told_items = i == out.shape[0] - 1
+        peak, hosted = _peak_bytes(t, rows, i, place, base, again, keep, dp, dense, expert, told_items, items)
+        out[i, O_PEAK], out[i, O_HOSTED] = peak, hosted
         out[i, O_DEVICE] = peak * RESERVED_FACTOR + c.context_bytes
-        if gate and out[i, O_DEVICE] > c.capacity_bytes:
+        if gate and (out[i, O_DEVICE] > c.capacity_bytes or hosted > c.host_capacity_bytes):
             out[i, O_STEP] = np.nan
             for col in range(O_PIPE, out.shape[1]):
                 out[i, col] = np.nan
@@ -199,7 +235,10 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             once_seconds(place.counts, j, cols, once)
             again_seconds(place.counts, place.first, j, layers, choice, r, repeated)
             zero_traffic(place.counts, j, base, net, c, traffic)
-            passes = chunk_seconds(once, repeated, splits, zero, dp, traffic)
+            passes = chunk_seconds(once, repeated, splits, keep, dp, traffic)
+            if offloads:
+                bare = chunk_seconds(once, repeated, splits, at_home(keep), dp, traffic)
+                waits[0, j], waits[1, j], waits[2, j] = passes[0] - bare[0], passes[1] - bare[1], passes[2] - bare[2]
             for n in range(PASSES):
                 put(classes, n * num_classes + j, splat(passes[n] + coupled if n == 1 else passes[n]))
         pipe = np.empty((scratch_rows(p), WIDTH))
@@ -223,6 +262,8 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             d, e = dense[rank], expert[rank]
             if dp:
                 total, least, gathers, least_gathers = bucketed_terms(d, e, zero, rows.bucket[i], net, c)
+                if zero >= 3:
+                    total, least = replica_terms(d, e, np.sum(place.held[rank]), net, c)
                 mine = hidden_behind(total, least, cover_of(windows[num_leads + n, 0]))
                 gather = max(gather, hidden_behind(gathers, least_gathers, cover_of(windows[n, 0])))
             else:
@@ -230,7 +271,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 gather_s, gather_latency = gather_wire(d, e, zero, net, c)
                 mine = grad_s + grad_latency
                 gather = max(gather, gather_s + gather_latency)
-            update = max(update, update_seconds(d, e, zero, net, c))
+            update = max(update, update_seconds(d, e, keep, net, c))
             exposed = max(exposed, mine)
             busy = (
                 each * (windows[n, 0] + windows[num_leads + n, 0]) + _alone_seconds(rank, place, alone, seconds) + mine
@@ -244,7 +285,24 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         out[i, O_JITTER] = c.jitter * (span + exposed + update + (gather + c.norm_latency_s) + c.fixed_host_s)
         out[i, O_RANK] = last
         _explain_rank(
-            out[i], last, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, told
+            out[i],
+            last,
+            place,
+            layers,
+            choice,
+            base,
+            again,
+            tp,
+            ep,
+            pp,
+            hop,
+            coupled,
+            each,
+            seconds,
+            alone,
+            told,
+            waits,
+            offloads,
         )
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
@@ -265,8 +323,9 @@ def _alone_seconds(rank, place, alone, seconds):
 
 @njit(cache=True)
 def _explain_rank(
-    out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed
-):
+    out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed,
+    waits, offloads,
+):  # fmt: skip
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
         if col != O_BUBBLE:
@@ -281,6 +340,8 @@ def _explain_rank(
     for slot in range(place.chunks.shape[1]):
         j, q = place.chunks[rank, slot], place.slots[rank, slot]
         busy += each * (seconds[0, j] + seconds[1, j] + seconds[2, j])
+        if offloads:
+            out[O_OFFLOAD] += each * (waits[0, q] + waits[1, q] + waits[2, q])
         for k in range(counts.shape[1]):
             n = each * counts[q, k]
             if n == 0:
@@ -309,6 +370,7 @@ def _explain_rank(
         if pp == 0:
             out[O_PP] += each * hop * ((1 if j < last else 0) + (1 if j > 0 else 0))
     named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]
+    named += out[O_OFFLOAD]
     # What ZeRO-2 and ZeRO-3 traffic adds to each micro-batch is the rest of the rank's busy seconds.
     out[O_DP] = max(busy - named, 0.0) + exposed
     out[O_BUBBLE] = out[O_PIPE] - (named + out[O_DP])

@@ -36,8 +36,18 @@ class Net(IntEnum):
     EDP_LATENCY = 5
     HOP_PER_BYTE = 6
     HOP_LATENCY = 7
-    DP_OUTER = 8  # share of the outermost tier's link that dense gradients use while they move
-    EDP_OUTER = 9
+    SHARDS = 8  # ranks over which ZeRO shards: the dense gradient group, or under HSDP one replica of it
+    SHARD_PER_BYTE = 9
+    SHARD_LATENCY = 10
+    SHARD_OUTER = 11  # share of the outermost tier's link that a shard group's traffic uses while it moves
+    ESHARDS = 12  # the same of experts
+    ESHARD_PER_BYTE = 13
+    ESHARD_LATENCY = 14
+    ESHARD_OUTER = 15
+    REPLICA_PER_BYTE = 16  # all-reduce of a rank's shard over the replicas: seconds per byte of the whole gradients
+    REPLICA_LATENCY = 17
+    EREPLICA_PER_BYTE = 18
+    EREPLICA_LATENCY = 19
 
 
 class Constants(NamedTuple):
@@ -53,6 +63,10 @@ class Constants(NamedTuple):
     fixed_host_s: float
     jitter: float  # share of a step lost to the slowest of n
     expert_bucket: float  # bytes of a bucket of the experts' gradients; -1: they share the others' buckets
+    host_s_per_byte: float  # over the link to the host, one way; 0: unknown, and rules refuse to offload
+    host_sum_s_per_byte: float  # of gradients that go down and are added up in the host's memory
+    host_update_s_per_param: float
+    host_capacity_bytes: float
 
 
 class Tables(NamedTuple):
@@ -89,10 +103,10 @@ class Place(NamedTuple):
 ONCE: Final = 7
 """What a chunk takes for one micro-batch: forward, input gradient, weight gradient; what forward and input gradient
 take longer alone; seconds of their expert traffic on the outermost tier."""
-AGAIN: Final = 3
-"""What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier."""
-TRAFFIC: Final = 5
-"""What ZeRO moves for it: see `zero_traffic`."""
+AGAIN: Final = 4
+"""What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier. And the bytes kept."""
+TRAFFIC: Final = 10
+"""What ZeRO and the host move for it: see `zero_traffic`."""
 PASSES: Final = 5
 """Rows of seconds by class or chunk: forward, input gradient, weight gradient, the first two alone."""
 
@@ -101,17 +115,17 @@ B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST",
 W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
-F_WIRE, B_WIRE, R_WIRE = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE)
-N_DP_OUTER, N_EDP_OUTER = int(Net.DP_OUTER), int(Net.EDP_OUTER)
-N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
-N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_LATENCY)
+F_WIRE, B_WIRE, R_WIRE, A_SAVED = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE), int(Again.SAVED_BYTES)
+DENSE_W, EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
+N_SHARDS, N_BYTE, N_LAT, N_OUTER = (int(Net[f"SHARD{n}"]) for n in ("S", "_PER_BYTE", "_LATENCY", "_OUTER"))
+N_ESHARDS, N_E_BYTE, N_E_LAT, N_E_OUTER = (int(Net[f"ESHARD{n}"]) for n in ("S", "_PER_BYTE", "_LATENCY", "_OUTER"))
 
 
 @njit(cache=True)
 def choose_columns(base, again_all, tp, ep, cols, r):
-    """Seconds of each block kind under the overlap flags of TP and EP: `cols` [ONCE, K], recompute `r` [choices, K, 3].
+    """Seconds of each block kind under the overlap flags of TP and EP: `cols` [ONCE, K], `r` [choices, K, AGAIN].
 
-    Rows of `cols`, and what is repeated of them in `r`: see `Once`.
+    Rows of `cols`, and what recompute repeats of them in `r`: see ONCE and AGAIN.
     """
     for k in range(base.shape[0]):
         x = base[k]
@@ -127,27 +141,39 @@ def choose_columns(base, again_all, tp, ep, cols, r):
             r[c, k, 0] = a[R_COMP] + a[R_HOST] + a[R_CP] + a[R_TP0 + tp] + a[R_EP0 + ep]
             r[c, k, 1] = a[R_EP0] - a[R_EP0 + ep]
             r[c, k, 2] = a[R_WIRE]
+            r[c, k, 3] = a[A_SAVED]
 
 
 @njit(cache=True)
 def zero_traffic(counts, j, base, net, c, out):
-    """What ZeRO moves for chunk j and one micro-batch: fills `out` [TRAFFIC].
+    """What ZeRO and the host move for chunk j and one micro-batch: fills `out` [TRAFFIC].
 
     Seconds to gather its weights once and to reduce-scatter its gradients once, block by block; for how much of these
-    the outermost tier is busy; the number of blocks.
+    the outermost tier is busy; the number of blocks. Then the link to the host: seconds of a byte; of the chunk's
+    weights, whole and a rank's shard; of its gradients, likewise.
     """
     dense = 0.0
     expert = 0.0
+    dense_w = 0.0
+    expert_w = 0.0
     blocks = 0.0
     for k in range(counts.shape[1]):
         dense += counts[j, k] * base[k, DENSE]
         expert += counts[j, k] * base[k, EXPERT]
+        dense_w += counts[j, k] * base[k, DENSE_W]
+        expert_w += counts[j, k] * base[k, EXPERT_W]
         blocks += counts[j, k]
-    wire = dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE]
-    outer = dense * net[N_DP_BYTE] * net[N_DP_OUTER] + expert * net[N_EDP_BYTE] * net[N_EDP_OUTER]
-    latency = blocks * (net[N_DP_LAT] + net[N_EDP_LAT])
+    wire = dense * net[N_BYTE] + expert * net[N_E_BYTE]
+    outer = dense * net[N_BYTE] * net[N_OUTER] + expert * net[N_E_BYTE] * net[N_E_OUTER]
+    latency = blocks * (net[N_LAT] + net[N_E_LAT])
     out[0], out[1] = wire * c.gather_bytes + latency, wire * c.grad_bytes + latency
     out[2], out[3], out[4] = outer * c.gather_bytes, outer * c.grad_bytes, blocks
+    down = c.grad_bytes * c.host_sum_s_per_byte
+    out[5] = c.host_s_per_byte
+    out[6] = (dense_w + expert_w) * c.host_s_per_byte
+    out[7] = (dense_w / net[N_SHARDS] + expert_w / net[N_ESHARDS]) * c.host_s_per_byte
+    out[8] = (dense + expert) * down
+    out[9] = (dense / net[N_SHARDS] + expert / net[N_ESHARDS]) * down
 
 
 @njit(cache=True)
@@ -187,40 +213,75 @@ def again_seconds(counts, first, j, layers, choice, r, out):
 
 
 @njit(cache=True)
-def chunk_seconds(once, again, splits, zero, overlap_dp, traffic):
+def chunk_seconds(once, again, splits, keep, overlap_dp, traffic):
     """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
-    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above. A pass runs *alone* where no pass of
-    another micro-batch hides its expert traffic. ZeRO-2 reduces gradients and ZeRO-3 gathers weights (forward and
-    backward) for every micro-batch; while these and other traffic of `once` are both on the outermost tier, each gets
-    half of it, which holds the micro-batch up: a share of its time equal to the product of theirs. Where ZeRO-3's
-    traffic is all that a micro-batch waits for, it also waits while the first block runs backward: the next block's
-    weights are there, and there are no gradients yet. Schedules that do not split backward get W inside B.
+    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above; keep: Keep. A pass runs *alone* where
+    no pass of another micro-batch hides its expert traffic. Schedules that do not split backward get W inside B.
     """
     tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     tb += tr
     if not splits:
         tb += tw
         tw = 0.0
-    if zero >= 2:
-        gather, scatter = traffic[0] if zero >= 3 else 0.0, traffic[1]
-        back = scatter + gather
-        if overlap_dp:
-            stall = max(tb - gather, 0.0) / max(traffic[4], 1.0)
-            tb = beside(tb, back)
-            tf = beside(tf, gather)
-            if zero >= 3:
-                tb += max(gather + back + stall - (tf + tb), 0.0)
+    if keep.zero >= 2:
+        tf, tb = _sharded_seconds(tf, tb, tw, once[5] + once[6] + again[2], keep, overlap_dp, traffic)
+    af, ab = tf + once[3], tb + (once[4] + again[1])
+    if keep.activations + keep.parameters + keep.gradients > 0.0:
+        ahead, back, last = _host_seconds(again[3], keep, traffic)
+        if splits:
+            tw = max(tw, last)
         else:
-            tb += back
-            tf += gather
-        if overlap_dp:
-            ep = once[5] + once[6] + again[2]
-            dp = traffic[3] + (2.0 * traffic[2] if zero >= 3 else 0.0)
-            window = tf + tb + tw
-            if window > 0.0:
-                tb += min(ep, window) * (min(dp, window) / window)
-    return tf, tb, tw, tf + once[3], tb + (once[4] + again[1])
+            back = max(back, last)
+        tf, tb, af, ab = max(tf, ahead), max(tb, back), max(af, ahead), max(ab, back)
+    return tf, tb, tw, af, ab
+
+
+@njit(cache=True)
+def _sharded_seconds(tf, tb, tw, others, keep, overlap_dp, traffic):
+    """Forward and backward with what ZeRO-2 and 3 move for every micro-batch; `others`: traffic on the outermost tier.
+
+    Stage 2 reduces gradients, 3 gathers weights as well: for forward, and again for backward unless these were kept
+    (FSDP2's reshard_after_forward). With nothing gathered ahead a block waits for its weights. While ZeRO's and other
+    traffic are both on the outermost tier, each gets half of it, which holds the micro-batch up: a share of its time
+    equal to the product of theirs. Where ZeRO-3's traffic is all that a micro-batch waits for, it also waits while the
+    first block runs backward: the weights of the blocks ahead are there, and there are no gradients yet. Each block
+    ahead fills that wait with one more gather.
+    """
+    three = keep.zero >= 3
+    gather, scatter = traffic[0] if three else 0.0, traffic[1]
+    again = gather if keep.reshard else 0.0
+    back = scatter + again
+    if not overlap_dp:
+        return tf + gather, tb + back
+    blocks = max(traffic[4], 1.0)
+    stall = max(tb - min(keep.prefetch, blocks) * again, 0.0) / blocks
+    if keep.prefetch > 0.0:
+        tb = beside(tb, back)
+        tf = beside(tf, gather)
+    else:
+        tb = beside(tb, scatter) + again
+        tf = tf + gather
+    if three:
+        tb += max(gather + back + stall - (tf + tb), 0.0)
+    dp = traffic[3] + (1.0 + keep.reshard if three else 0.0) * traffic[2]
+    window = tf + tb + tw
+    if window > 0.0:
+        tb += min(others, window) * (min(dp, window) / window)
+    return tf, tb
+
+
+@njit(cache=True)
+def _host_seconds(saved, keep, traffic):
+    """Seconds of the host's link in forward, before backward ends, and while gradients come; both ways side by side.
+
+    Forward sends what it saved down while weights come up; backward takes both back up while gradients go down. Weights
+    of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards.
+    """
+    down = keep.activations * (saved * traffic[5])
+    up = keep.parameters * (traffic[7] if keep.zero >= 3 else traffic[6])
+    grads = keep.gradients * (traffic[9] if keep.zero >= 2 else traffic[8])
+    return max(down, up), down + up, grads
 
 
 @njit(cache=True)

@@ -11,15 +11,20 @@ import numpy as np
 from estimator.compose import Net
 from estimator.cost.overlap import SLOWDOWN
 from estimator.jit import njit
+from estimator.keep import uses_host
 from estimator.lanes import larger
 
 __all__ = [
     "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind", "pieces_of",
-    "update_seconds",
+    "replica_terms", "shard_of", "update_seconds",
 ]  # fmt: skip
 
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
 N_EDP, N_EDP_BYTE, N_EDP_LAT = int(Net.EDP), int(Net.EDP_PER_BYTE), int(Net.EDP_LATENCY)
+N_SHARDS, N_BYTE, N_LAT = int(Net.SHARDS), int(Net.SHARD_PER_BYTE), int(Net.SHARD_LATENCY)
+N_ESHARDS, N_E_BYTE, N_E_LAT = int(Net.ESHARDS), int(Net.ESHARD_PER_BYTE), int(Net.ESHARD_LATENCY)
+N_R_BYTE, N_R_LAT = int(Net.REPLICA_PER_BYTE), int(Net.REPLICA_LATENCY)
+N_ER_BYTE, N_ER_LAT = int(Net.EREPLICA_PER_BYTE), int(Net.EREPLICA_LATENCY)
 
 
 @njit(cache=True)
@@ -38,19 +43,34 @@ def gathers_of(zero):
 
 
 @njit(cache=True)
+def _ways(zero, net):
+    """What a gradient takes after the last backward, dense and expert: seconds per byte and latency, each two.
+
+    Stage 0 all-reduces over all ranks that share it, the others over the replicas what their shards have summed
+    (HSDP; MiCS, Zhang 2022, arXiv:2205.00119, section 3.4): once a step, after the last micro-batch.
+    """
+    n = scatters_of(zero)
+    if zero == 0:
+        return n * net[N_DP_BYTE], n * net[N_EDP_BYTE], n * net[N_DP_LAT], n * net[N_EDP_LAT]
+    return (
+        n * net[N_BYTE] + net[N_R_BYTE], n * net[N_E_BYTE] + net[N_ER_BYTE],
+        n * net[N_LAT] + net[N_R_LAT], n * net[N_E_LAT] + net[N_ER_LAT],
+    )  # fmt: skip
+
+
+@njit(cache=True)
 def gradient_wire(dense, expert, zero, net, c):
     """Seconds on the wire and latency of the gradients after the last backward."""
-    twice = scatters_of(zero)
-    wire = twice * c.grad_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    return wire, twice * (net[N_DP_LAT] + net[N_EDP_LAT])
+    d, e, d_latency, e_latency = _ways(zero, net)
+    return c.grad_bytes * (dense * d + expert * e), d_latency + e_latency
 
 
 @njit(cache=True)
 def gather_wire(dense, expert, zero, net, c):
     """The same of the weight all-gather, which overlap hides under the next step's first forward."""
     once = gathers_of(zero)
-    wire = once * c.gather_bytes * (dense * net[N_DP_BYTE] + expert * net[N_EDP_BYTE])
-    return wire, once * (net[N_DP_LAT] + net[N_EDP_LAT])
+    wire = once * c.gather_bytes * (dense * net[N_BYTE] + expert * net[N_E_BYTE])
+    return wire, once * (net[N_LAT] + net[N_E_LAT])
 
 
 @njit(cache=True)
@@ -95,13 +115,20 @@ def bucketed_terms(dense, expert, zero, bucket, net, c):
         return grads, least_grads, gathers, least_gathers
     d = pieces_of(c.grad_bytes * dense, bucket) if dense > 0.0 else 0.0
     e = pieces_of(c.grad_bytes * expert, c.expert_bucket) if expert > 0.0 else 0.0
-    n, dense_s, expert_s = scatters_of(zero), dense * net[N_DP_BYTE], expert * net[N_EDP_BYTE]
-    wire = n * c.grad_bytes
-    grads, least_grads = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
-    n = gathers_of(zero)
+    d_way, e_way, d_latency, e_latency = _ways(zero, net)
+    wire = c.grad_bytes
+    grads, least_grads = _two_terms(wire * (dense * d_way), d_latency, d, wire * (expert * e_way), e_latency, e)
+    n, dense_s, expert_s = gathers_of(zero), dense * net[N_BYTE], expert * net[N_E_BYTE]
     wire = n * c.gather_bytes
-    gathers, least_gathers = _two_terms(wire * dense_s, n * net[N_DP_LAT], d, wire * expert_s, n * net[N_EDP_LAT], e)
+    gathers, least_gathers = _two_terms(wire * dense_s, n * net[N_LAT], d, wire * expert_s, n * net[N_E_LAT], e)
     return grads, least_grads, gathers, least_gathers
+
+
+@njit(cache=True)
+def replica_terms(dense, expert, blocks, net, c):
+    """`bucket_terms` of what ZeRO-3 still sums over the replicas of HSDP: block by block, as backward reaches them."""
+    wire, latency = gradient_wire(dense, expert, 3, net, c)
+    return bucket_terms(wire, latency, max(blocks, 1.0))
 
 
 @njit(cache=True)
@@ -117,7 +144,38 @@ def hidden_behind(total, least, cover):
 
 
 @njit(cache=True)
-def update_seconds(dense, expert, zero, net, c):
-    """Optimizer update of the shard that a rank owns: bound by memory."""
-    shard = dense / net[N_DP] + expert / net[N_EDP] if zero >= 1 else dense + expert
-    return shard * c.update_s_per_param
+def shard_of(dense, expert, zero, net):
+    """Parameters whose optimizer states a rank owns."""
+    return dense / net[N_SHARDS] + expert / net[N_ESHARDS] if zero >= 1 else dense + expert
+
+
+@njit(cache=True)
+def update_seconds(dense, expert, keep, net, c):
+    """Optimizer update of the shard that a rank owns: bound by memory, the chip's and the host's side by side.
+
+    The share of the states that lies on the host is updated there (ZeRO-Offload, Ren 2021, arXiv:2101.06840, section
+    4): gradients go down unless they are there, weights come up unless that is where they live, while the updates run.
+    """
+    zero = keep.zero
+    shard = shard_of(dense, expert, zero, net)
+    if not uses_host(keep):
+        return shard * c.update_s_per_param
+    grad, weight = c.grad_bytes * c.host_s_per_byte, c.gather_bytes * c.host_s_per_byte
+    shared = (dense > 0.0 and net[N_DP] > 1.0) or (expert > 0.0 and net[N_EDP] > 1.0)
+    apart = net[N_SHARDS] < net[N_DP] or net[N_ESHARDS] < net[N_EDP]  # HSDP's replicas
+    down, up, returned = 0.0, 0.0, 0.0
+    there = keep.gradients
+    if shared and (zero < 2 or apart):
+        # Sums that others wait for come up again before they are reduced.
+        returned = keep.gradients * (shard if zero >= 2 else dense + expert) * grad
+        there = 0.0
+    down += max(keep.states - there, 0.0) * shard * grad
+    up += max(there - keep.states, 0.0) * shard * grad
+    if shared and 1 <= zero < 3:  # weights are gathered on the chips, then go home
+        up += keep.states * shard * weight
+        down += keep.parameters * (dense + expert) * weight
+    else:
+        up += max(keep.states - keep.parameters, 0.0) * shard * weight
+        down += max(keep.parameters - keep.states, 0.0) * shard * weight
+    chip, host = (1.0 - keep.states) * shard * c.update_s_per_param, keep.states * shard * c.host_update_s_per_param
+    return returned + max(max(chip, host), max(down, up))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from estimator.compose import Net
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
+from estimator.keep import at_home
 
 __all__ = [
     "ITEMS",
@@ -18,6 +20,9 @@ __all__ = [
     "WORKSPACE_BYTES",
     "Item",
     "chunk_bytes",
+    "hosted_bytes",
+    "kept_bytes",
+    "left_bytes",
     "logits_bytes",
     "moving_bytes",
     "owed_bytes",
@@ -46,6 +51,7 @@ class Item(IntEnum):
 
 ITEMS = tuple(item.name.lower() for item in Item)
 
+N_SHARDS, N_ESHARDS = int(Net.SHARDS), int(Net.ESHARDS)
 B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 B_DENSE_W, B_EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
 B_OWED = int(Base.OWED_BYTES)
@@ -53,11 +59,12 @@ A_SAVED, A_LIVE, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES), int(A
 
 
 @njit(cache=True)
-def static_bytes(rank, held, base, zero, shards, expert_shards, grad_bytes, state_bytes, items):
+def static_bytes(rank, held, base, keep, net, c, items):
     """Fill weights, gradients, states and gathered weights of a rank into `items`; their sum.
 
     ZeRO (Rajbhandari 2020, arXiv:1910.02054): stage 1 shards states, 2 gradients, 3 weights. Experts shard over their
-    own, smaller group. Stage 3 keeps the block at work and the next one whole.
+    own, smaller group. Stage 3 keeps the block at work whole and those gathered ahead (`prefetch`), or, without
+    resharding, every block. What goes to the host leaves its share free, but for two blocks that are on their way.
     """
     dense = 0.0
     expert = 0.0
@@ -71,21 +78,62 @@ def static_bytes(rank, held, base, zero, shards, expert_shards, grad_bytes, stat
         dense_w += n * base[k, B_DENSE_W]
         expert_w += n * base[k, B_EXPERT_W]
         if n > 0:
-            whole = base[k, B_DENSE_W] if shards > 1 else 0.0
-            widest = max(widest, whole + (base[k, B_EXPERT_W] if expert_shards > 1 else 0.0))
-    d1, e1 = (shards, expert_shards) if zero >= 1 else (1.0, 1.0)
-    d2, e2 = (shards, expert_shards) if zero >= 2 else (1.0, 1.0)
-    d3, e3 = (shards, expert_shards) if zero >= 3 else (1.0, 1.0)
+            whole = base[k, B_DENSE_W] if net[N_SHARDS] > 1 else 0.0
+            widest = max(widest, whole + (base[k, B_EXPERT_W] if net[N_ESHARDS] > 1 else 0.0))
+    d1, e1 = (net[N_SHARDS], net[N_ESHARDS]) if keep.zero >= 1 else (1.0, 1.0)
+    d2, e2 = (net[N_SHARDS], net[N_ESHARDS]) if keep.zero >= 2 else (1.0, 1.0)
+    d3, e3 = (net[N_SHARDS], net[N_ESHARDS]) if keep.zero >= 3 else (1.0, 1.0)
     items[0] = dense_w / d3 + expert_w / e3
-    items[1] = (dense / d2 + expert / e2) * grad_bytes
-    items[2] = (dense / d1 + expert / e1) * state_bytes
-    items[3] = 2.0 * widest if zero >= 3 else 0.0
+    items[1] = (dense / d2 + expert / e2) * c.grad_bytes
+    items[2] = (dense / d1 + expert / e1) * c.state_bytes
+    items[3] = 0.0
+    if keep.zero >= 3:
+        items[3] = (1.0 + keep.prefetch) * widest
+        if keep.prefetch > 1.0 or not keep.reshard:
+            everything = (dense_w if net[N_SHARDS] > 1 else 0.0) + (expert_w if net[N_ESHARDS] > 1 else 0.0)
+            ahead = min(items[3], max(2.0 * widest, everything))
+            items[3] = ahead if keep.reshard else max(ahead, everything)
+    if keep.parameters + keep.gradients + keep.states > 0.0:
+        weights, grads = 0.0, 0.0
+        for k in range(held.shape[1]):
+            if held[rank, k] > 0:
+                weights = max(weights, base[k, B_DENSE_W] / d3 + base[k, B_EXPERT_W] / e3)
+                grads = max(grads, (base[k, B_DENSE] / d2 + base[k, B_EXPERT] / e2) * c.grad_bytes)
+        items[0] = left_bytes(items[0], keep.parameters, weights)
+        items[1] = left_bytes(items[1], keep.gradients, grads)
+        items[2] = (1.0 - keep.states) * items[2]
     return items[0] + items[1] + items[2] + items[3]
 
 
 @njit(cache=True)
-def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
-    """Per chunk: bytes that one micro-batch keeps, and the widest working set while one of its blocks runs.
+def left_bytes(whole, share, block):
+    """What stays on the chip of `whole` bytes, of which a share is on the host: with room for two blocks under way."""
+    return min(whole, (1.0 - share) * whole + share * (2.0 * block))
+
+
+@njit(cache=True)
+def hosted_bytes(rank, held, base, keep, net, c, shard, kept, line):
+    """What a rank keeps in the host's memory, of a shard of parameters and of activations `kept`; `line`: scratch.
+
+    States are updated there, from gradients that lie there as well.
+    """
+    static_bytes(rank, held, base, at_home(keep), net, c, line)
+    grads = max(keep.gradients * line[1], keep.states * (shard * c.grad_bytes))
+    return keep.parameters * line[0] + grads + keep.states * line[2] + keep.activations * kept
+
+
+@njit(cache=True)
+def kept_bytes(rank, chunks, in_flight, saved):
+    """Activations of the micro-batches in flight on a rank, wherever they are."""
+    kept = 0.0
+    for slot in range(in_flight.shape[1]):
+        kept += in_flight[rank, slot] * saved[chunks[rank, slot]]
+    return kept
+
+
+@njit(cache=True)
+def chunk_bytes(counts, first, layers, again_all, choice, saved, most, live):
+    """Per chunk: bytes that one micro-batch keeps, of its widest block, and the widest working set of a block.
 
     again_all [choices, K, Again]: 0 none, 1 full, then selective sets. `layers` > 0 with choice 1 is block recompute:
     the first `layers` of the chunk in full, the others not at all. first [C * (L + 1), K].
@@ -94,6 +142,7 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
     depth = first.shape[0] // num_chunks
     for j in range(num_chunks):
         total = 0.0
+        block = 0.0
         widest = 0.0
         for k in range(kinds):
             n = counts[j, k]
@@ -103,12 +152,16 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, live):
                     total += full * again_all[1, k, A_SAVED] + (n - full) * again_all[0, k, A_SAVED]
                     if full > 0:
                         widest = max(widest, again_all[1, k, A_LIVE])
+                        block = max(block, again_all[1, k, A_SAVED])
                     if n > full:
                         widest = max(widest, again_all[0, k, A_LIVE])
+                        block = max(block, again_all[0, k, A_SAVED])
                 else:
                     total += n * again_all[choice, k, A_SAVED]
                     widest = max(widest, again_all[choice, k, A_LIVE])
+                    block = max(block, again_all[choice, k, A_SAVED])
         saved[j] = total
+        most[j] = block
         live[j] = widest
 
 
@@ -133,11 +186,12 @@ def owed_bytes(counts, base, owed):
 
 
 @njit(cache=True)
-def moving_bytes(rank, chunks, in_flight, late, saved, owed, live, items):
+def moving_bytes(rank, chunks, in_flight, late, saved, most, owed, live, share, items):
     """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum.
 
     `late` [2, p, slots]: micro-batches in flight, and those that only wait for their weight gradients, at the moment at
-    which most do; recompute saves nothing of what these keep.
+    which most do; recompute saves nothing of what these keep. `share` of what is saved is on the host; what is owed
+    stays.
     """
     kept = 0.0
     waiting = 0.0
@@ -147,6 +201,15 @@ def moving_bytes(rank, chunks, in_flight, late, saved, owed, live, items):
         kept += in_flight[rank, slot] * saved[chunk]
         waiting += late[0, rank, slot] * saved[chunk] + late[1, rank, slot] * owed[chunk]
         widest = max(widest, live[chunk])
+    if share > 0.0:
+        block, early, after = 0.0, 0.0, 0.0
+        for slot in range(in_flight.shape[1]):
+            chunk = chunks[rank, slot]
+            block = max(block, most[chunk])
+            early += late[0, rank, slot] * saved[chunk]
+            after += late[1, rank, slot] * owed[chunk]
+        kept = left_bytes(kept, share, block)
+        waiting = left_bytes(early, share, block) + after
     items[4] = max(kept, waiting)
     items[5] = widest
     return items[4] + widest

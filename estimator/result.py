@@ -67,6 +67,7 @@ COLUMNS: tuple[Column, ...] = (
     _c("peak_memory_bytes", "B", "lower", "memory", "allocated on the worst rank at its worst moment"),
     _c("reserved_memory_bytes", "B", "lower", "memory", "held by the allocator"),
     _c("device_memory_bytes", "B", "lower", "memory", "with driver context and communicator buffers"),
+    _c("host_memory_bytes", "B", "lower", "", "offloaded to the host, of the chip that offloads most"),
     _c("num_gpus", "1", "lower", "system", "chips used"),
     _c("cost_usd_per_mtoken", "USD", "lower", "step", "rental price of a million tokens"),
     _c("energy_j_per_token", "J", "lower", "step", "chips, hosts and network at rated power, times PUE"),

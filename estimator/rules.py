@@ -7,14 +7,23 @@ message. Rules never divide by what they have not checked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
-from estimator.strategy import ContextParallel, CudaGraph, LayoutRule, RankOrder, RecomputeKind, Schedule, Strategy
+from estimator.strategy import (
+    ContextParallel,
+    CudaGraph,
+    LayoutRule,
+    Offload,
+    RankOrder,
+    RecomputeKind,
+    Schedule,
+    Strategy,
+)
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
@@ -151,6 +160,17 @@ def _ulysses(c: Case) -> np.ndarray:
     return (c.cp == 1) | split
 
 
+def _replicas(c: Case) -> np.ndarray:
+    return np.asarray((c.dp % np.maximum(c.dp_replicate, 1) == 0) & (c.edp % np.maximum(c.dp_replicate, 1) == 0))
+
+
+def _host(c: Case) -> np.ndarray:
+    shares = [c.sizes[f"offload_{part.name}"] for part in fields(Offload)]
+    chip = c.system.chip
+    known = min(chip.host_bytes_per_s, chip.host_memory_bytes, chip.host_memory_bytes_per_s) > 0
+    return np.asarray(np.logical_and.reduce([share == 0 for share in shares]) | known)
+
+
 def _layers(c: Case) -> np.ndarray:
     chunks = c.pp * c.vpp
     if isinstance(c.strategy.layout, tuple):
@@ -269,6 +289,11 @@ RULES: tuple[Rule, ...] = (
     Rule("batch", lambda c: _divides(c.workload.global_batch, c.dp * c.micro_batch),
          "global_batch ({global_batch}) must be divisible by dp ({dp}) * micro_batch ({micro_batch})",
          "change micro_batch or the degrees that leave dp"),
+    Rule("dp_replicate", _replicas, "dp ({dp}) and the ranks that share an expert ({edp}) must be divisible by "
+         "dp_replicate ({dp_replicate})", "lower dp_replicate, or ep"),
+    Rule("offload", _host, "offload needs a chip whose link to the host and whose host's memory are known, and of "
+         "{chip} they are not", "set offload to 0, or give the chip host_bytes_per_s, host_memory_bytes and "
+         "host_memory_bytes_per_s"),
     Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks, but for the first and the "
          "last{layout}", "lower pp or vpp, or correct the layout"),
     Rule("auto_layout", _auto_layout, "layout auto balances the stages of a pipeline (pp {pp}) that recompute alike",
@@ -321,7 +346,7 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,
-        "seq": case.workload.seq,
+        "seq": case.workload.seq, "chip": case.system.chip.name,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),
         "recompute_per_chunk": _joined(s.recompute_per_chunk or ()), "layout": _told(s.layout),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from estimator.precision import recipe
 from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
 from estimator.span import CODES
-from estimator.strategy import LayoutRule, RecomputeKind, Strategy
+from estimator.strategy import LayoutRule, Offload, RecomputeKind, Strategy
 from estimator.tables import (
     NET_SIZES,
     ROW_FLAGS,
@@ -56,8 +56,12 @@ def evaluate(
     if legal.size:
         out[legal], stages = _compose(case, legal, gate=gate)
     columns = columns_of(out, model, system, workload, strategy)
-    fits = out[:, Out.DEVICE_MEMORY_BYTES] <= system.usable_hbm_bytes
-    reasons = tuple("" if ok else RULES[c - 1].name if c else "memory" for ok, c in zip(fits, code, strict=True))
+    too_large = out[:, Out.DEVICE_MEMORY_BYTES] > system.usable_hbm_bytes
+    fits = (code == 0) & ~too_large & (out[:, Out.HOST_MEMORY_BYTES] <= system.chip.host_memory_bytes)
+    gates = np.where(too_large, "memory", "host_memory").tolist()
+    reasons = tuple(
+        "" if ok else RULES[c - 1].name if c else gate for ok, c, gate in zip(fits, code, gates, strict=True)
+    )
     assumptions = (*model.notes, *system.assumptions, *system.chip.assumptions)
     if not scalar:
         return StepResult(columns={**columns}, feasible=fits, reason=reasons, assumptions=assumptions)
@@ -144,6 +148,8 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
         layers=layers, overlap_tp=whole("overlap_tp"),
         overlap_ep=whole("overlap_ep") * (sizes["ep"] > 1),
         overlap_pp=whole("overlap_pp"), overlap_dp=whole("overlap_dp"), zero=whole("zero_stage"),
+        reshard=whole("reshard_after_forward"), prefetch=np.ascontiguousarray(sizes["prefetch_blocks"]),
+        offload=np.stack([sizes[f"offload_{f.name}"] for f in fields(Offload)], axis=1),
         bucket=np.ascontiguousarray(sizes["bucket_bytes"]),
     )  # fmt: skip
     out = np.empty((n, len(Out)))
@@ -214,7 +220,6 @@ def columns_of(
         "mfu_bf16": per_chip / (step * bf16),
         "hfu": (per_chip + col["recompute_flops"]) / (step * peak),
         "compute_s": col["forward_s"] + col["backward_s"] + col["recompute_s"],
-        "exposed_offload_s": np.zeros_like(step),
         "fixed_host_s": np.where(np.isnan(step), np.nan, fixed_host_s(strategy.cuda_graph)),
         "reserved_memory_bytes": col["peak_memory_bytes"] * RESERVED_FACTOR,
         "num_gpus": np.full_like(step, chips),

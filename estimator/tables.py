@@ -53,9 +53,10 @@ SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 ROW_FLAGS = ("overlap_cp",)
 """Overlaps that prices of a row depend on; where rows do not tell, the strategy does."""
-NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies")
+NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies", "dp_replicate")
 
 UPDATE_BYTES_EXTRA = 2.0  # the bf16 weight that the update writes, beside reading the gradient and both ways the states
+SUM_TRAFFIC = 3.0  # of the host's memory, per byte of gradients added up there: it arrives, the sum is read and written
 FIXED_HOST_S = 5e-3  # data loader hand-over, loss logging, optimizer launch; assumption
 CAPTURED_HOST_S = 2e-3  # what is left of it where a CUDA graph holds the optimizer's launches as well; assumption
 JITTER_PER_DOUBLING = 5e-4  # share of a step lost per doubling of the chips to the slowest rank; assumption
@@ -108,23 +109,32 @@ def _one_net(system: SystemSpec, has_experts: bool, order: RankOrder, sizes: tup
     return group_costs(system, has_experts, order, n)
 
 
-def gradient_groups(order: RankOrder, n: dict[str, np.ndarray]) -> tuple[Factors, Factors, np.ndarray]:
+def gradient_groups(
+    order: RankOrder, n: dict[str, np.ndarray], replicas: np.ndarray | float = 1.0
+) -> tuple[Factors, Factors, np.ndarray]:
     """The ranks that share dense gradients and those that share an expert's, as (size, stride) factors.
 
-    Also the distance from a rank to its neighbour on the next stage. `n`: NET_SIZES, each [G].
+    Of one replica out of `replicas` (HSDP), which take the neighbouring ranks. Also the distance from a rank to its
+    neighbour on the next stage. `n`: NET_SIZES, each [G].
     """
     inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
     if order is RankOrder.TP_CP_DP_PP:
         stage = inner * n["dp"]
-        dense = [(n["cp"] * n["dp"], n["tp"])]
-        expert = [(stage / experts, experts)]
+        dense = [(n["cp"] * n["dp"] / replicas, n["tp"])]
+        expert = [(stage / experts / replicas, experts)]
     else:
         stage = inner
-        replicas = (n["dp"], inner * n["pp"])
-        dense = [(n["cp"], n["tp"]), replicas]
-        expert = [(inner / experts, experts), replicas]
+        outer = (n["dp"] / replicas, inner * n["pp"])
+        dense = [(n["cp"], n["tp"]), outer]
+        expert = [(inner / experts, experts), outer]
     twins = (n["copies"], stage * np.maximum(n["pp"] / 2, 1.0))
     return [*dense, twins], [*expert, twins], stage
+
+
+def replica_group(order: RankOrder, n: dict[str, np.ndarray]) -> Factors:
+    """The ranks that hold the same shard under HSDP, of dense and of experts' weights alike."""
+    apart = n["tp"] * n["cp"] * n["dp"] / n["dp_replicate"]
+    return [(n["dp_replicate"], apart if order is RankOrder.TP_CP_DP_PP else apart * n["pp"])]
 
 
 def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray]) -> np.ndarray:
@@ -132,7 +142,8 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
 
     Ranks run tp, cp, dp, pp from the inside out, or tp, cp, pp, dp; experts fold over tp, cp, dp as etp, ep, edp.
     `copies`: ranks of other stages that hold the same weights (DualPipe: rank p-1-i, half a pipeline away on average);
-    they share gradients and states like data-parallel ranks.
+    they share gradients and states like data-parallel ranks. Under HSDP the `dp_replicate` replicas lie outside the
+    ranks over which ZeRO shards: shards are neighbours.
     """
     inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
     dense, expert, stage = gradient_groups(order, n)
@@ -145,11 +156,35 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
     out[:, Net.EDP] = inner * n["dp"] / experts * n["copies"]
     out[:, Net.EDP_PER_BYTE], out[:, Net.EDP_LATENCY] = expert_ring.per_byte, expert_ring.latency_s
     out[:, Net.HOP_PER_BYTE], out[:, Net.HOP_LATENCY] = hop.per_byte, hop.latency_s
-    for column, group in ((Net.DP_OUTER, dense), (Net.EDP_OUTER, expert)):
-        out[:, column] = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
+    _fill_shards(out, system, order, n, (dense, expert))
     if not has_experts:
-        out[:, Net.EDP_LATENCY] = 0.0
+        for column in (Net.EDP_LATENCY, Net.ESHARD_LATENCY, Net.EREPLICA_LATENCY):
+            out[:, column] = 0.0
     return out
+
+
+def _fill_shards(
+    out: np.ndarray, system: SystemSpec, order: RankOrder, n: dict[str, np.ndarray], whole: tuple[Factors, Factors]
+) -> None:
+    """Columns of the ranks over which ZeRO shards, and of the replicas of these."""
+    replicas = n["dp_replicate"]
+    apart = bool((replicas > 1).any())
+    groups = gradient_groups(order, n, replicas)[:2] if apart else whole
+    across = nested(Traffic.REDUCE_SCATTER, system, replica_group(order, n)) if apart else None
+    for group, all_of_them, first, last in zip(
+        groups, (Net.DP, Net.EDP), (Net.SHARDS, Net.ESHARDS), (Net.REPLICA_PER_BYTE, Net.EREPLICA_PER_BYTE), strict=True
+    ):
+        shards = out[:, all_of_them] / replicas
+        out[:, first] = shards
+        if apart:
+            ring = nested(Traffic.REDUCE_SCATTER, system, group)
+            out[:, first + 1], out[:, first + 2] = ring.per_byte, ring.latency_s
+        else:
+            out[:, first + 1 : first + 3] = out[:, all_of_them + 1 : all_of_them + 3]
+        out[:, first + 3] = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
+        # An all-reduce is two reduce-scatters' worth; each rank's part of the gradients is what its shard holds.
+        out[:, last] = 2.0 * across.per_byte / shards if across else 0.0
+        out[:, last + 1] = 2.0 * across.latency_s if across else 0.0
 
 
 @lru_cache(maxsize=256)
@@ -159,6 +194,7 @@ def constants_of(
     """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
     chip = system.chip
     traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
+    link, memory = (1.0 / rate if rate else 0.0 for rate in (chip.host_bytes_per_s, chip.host_memory_bytes_per_s))
     return Constants(
         grad_bytes=float(r.grad_bytes), state_bytes=float(r.state_bytes),
         gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
@@ -167,6 +203,8 @@ def constants_of(
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=fixed_host_s(scope),
         jitter=jitter_share(system),
         expert_bucket=-1.0 if expert_bucket is None else float(expert_bucket),
+        host_s_per_byte=link, host_sum_s_per_byte=max(link, SUM_TRAFFIC * memory),
+        host_update_s_per_param=traffic * memory, host_capacity_bytes=float(chip.host_memory_bytes),
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from estimator.compose import (
     AGAIN,
     ONCE,
     TRAFFIC,
-    Net,
     Tables,
     again_seconds,
     choose_columns,
@@ -27,6 +26,7 @@ from estimator.compose import (
 )
 from estimator.gradients import update_seconds
 from estimator.jit import njit
+from estimator.keep import at_home, keep_of
 from estimator.memory import (
     ITEMS,
     RESERVED_FACTOR,
@@ -41,7 +41,6 @@ from search.parts import Options, Part
 
 __all__ = ["CHEAPEST", "cheapest", "corners", "device", "least_seconds", "least_update", "seconds_scratch"]
 
-N_DP, N_EDP = int(Net.DP), int(Net.EDP)
 NUM_ITEMS = len(ITEMS)
 CHEAPEST = 4
 """Row of the pseudo-choice of flags that is on every column the cheapest; rows 0 to 3 are 2 tp + ep."""
@@ -81,16 +80,16 @@ def least_seconds(t, part, i, place, options, cols, r, out):
     for q in range(4):
         choose_columns(base, again, q >> 1, q & 1, cols[q], r[q])
     cheapest(part.flags[i], cols, r)
-    splits = splits_backward(part.schedule[i])
+    splits, keep = splits_backward(part.schedule[i]), at_home(keep_of(options.keep, 0, 0))
     once, repeated, nothing = np.empty(ONCE), np.empty(AGAIN), np.zeros(TRAFFIC)
     for j in range(place.counts.shape[0]):
         once_seconds(place.counts, j, cols[CHEAPEST], once)
         again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)
-        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, 0, 0, nothing)
+        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, keep, 0, nothing)
 
 
 @njit(cache=True)
-def least_update(t, part, i, place):
+def least_update(t, part, i, place, options):
     """Lower bound of the optimizer update: on each rank the cheapest ZeRO stage."""
     net, c = t.nets[part.net[i]], t.constants
     dense, expert = np.empty(part.pp[i]), np.empty(part.pp[i])
@@ -100,7 +99,7 @@ def least_update(t, part, i, place):
         least = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
-                least = min(least, update_seconds(dense[rank], expert[rank], z, net, c))
+                least = min(least, update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c))
         update = max(update, least)
     return update
 
@@ -112,11 +111,11 @@ def _least_memory(t, part, i, place, options):
     base, again = t.base[part.row[i]], t.again[part.row[i]]
     net, c = t.nets[part.net[i]], t.constants
     num_classes = place.counts.shape[0]
-    saved, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
     flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
     in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], flying)
     owed_peak(part.schedule[i], p, part.m[i], late)
-    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, live)
+    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, most, live)
     owed_bytes(place.counts, base, owed)
     rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)
     line = np.empty(NUM_ITEMS)
@@ -125,9 +124,13 @@ def _least_memory(t, part, i, place, options):
         static = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
-                s = static_bytes(rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line)
-                static = min(static, s)
-        memory = max(memory, (static + moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)) + rest)
+                for dp in range(2):  # overlap decides how much is gathered ahead
+                    if part.flags[i, 3, dp] >= 0:
+                        keep = keep_of(options.keep, z, dp)
+                        static = min(static, static_bytes(rank, place.held, base, keep, net, c, line))
+        share = options.keep.activations
+        moving = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
+        memory = max(memory, (static + moving) + rest)
     return memory
 
 
@@ -147,5 +150,5 @@ def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories
                 mine += seconds[0, j] + seconds[1, j] + seconds[2, j]
             busy = max(busy, each * mine)
         # A shade below, for the pipeline adds the same passes up in another order.
-        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, least_update(t, part, i, place), 0.0, t.constants)
+        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, least_update(t, part, i, place, options), 0.0, t.constants)
         memories[i] = _least_memory(t, part, i, place, options)

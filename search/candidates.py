@@ -153,10 +153,12 @@ def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     choice, layers = _recompute(space, world, place["recompute"], place["recompute_layers"])
     if world.strategy.recompute_per_chunk is not None:
         layers = np.ones_like(layers)  # the layout knows what each chunk recomputes
+    keep = world.keep
     return Rows(
         row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp,
         num_micro_batches=s.num_micro_batches, choice=choice, layers=layers, overlap_tp=on(0), overlap_ep=on(1),
-        overlap_pp=on(2), overlap_dp=overlap_dp, zero=zero, bucket=bucket,
+        overlap_pp=on(2), overlap_dp=overlap_dp, zero=zero, reshard=np.full(len(ids), keep.reshard),
+        prefetch=np.full(len(ids), keep.prefetch), offload=np.tile(keep[3:], (len(ids), 1)), bucket=bucket,
     )  # fmt: skip
 
 

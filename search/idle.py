@@ -32,7 +32,10 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     off |= {"overlap_ep": 0} if s.ep == 1 else {}
     off |= {"overlap_pp": 0} if s.pp == 1 else {}
     off |= {"overlap_dp": 0, "zero_stage": 0} if not shared else {}
-    dp_overlap = off.get("overlap_dp", s.overlap.dp)
+    dp_overlap, stage = off.get("overlap_dp", s.overlap.dp), off.get("zero_stage", s.zero_stage)
+    off |= {"dp_replicate": 1} if stage == 0 else {}
+    off |= {"reshard_after_forward": 1} if stage < 3 else {}
+    off |= {"prefetch_blocks": 1} if stage < 3 or not dp_overlap else {}
     off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
     quiet = replace(s, tp_chunks=s.tp_chunks if off.get("overlap_tp", s.overlap.tp) else Chunks())
     if model.moe is None or not dp_overlap or s.zero_stage >= 3:
@@ -73,10 +76,15 @@ def shares_weights(s: Columns) -> np.ndarray:
 def drop_repeats(places: dict[str, int], s: Columns, shared: np.ndarray, flags: np.ndarray, zero: np.ndarray) -> None:
     """Take options out that the first world has already, for this one differs only in what they leave unused.
 
-    Pieces of tensor-parallel traffic without its overlap; buckets of experts without overlap or under ZeRO-3.
+    Pieces of tensor-parallel traffic without its overlap; buckets of experts without overlap or under ZeRO-3; what
+    ZeRO-3 gathers when under other stages, and how far ahead without overlap.
     """
     if places["tp_chunks"]:
         flags[s["tp"] > 1, FLAGS.index("tp"), 0] = -1
     if places["expert_bucket_bytes"]:
         flags[shared, FLAGS.index("dp"), 0] = -1
         zero[shared, 3] = -1
+    if places["reshard_after_forward"] or places["prefetch_blocks"]:
+        zero[shared, :3] = -1
+    if places["prefetch_blocks"]:
+        flags[shared, FLAGS.index("dp"), 0] = -1

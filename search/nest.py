@@ -19,11 +19,12 @@ from estimator.batch import splits_backward
 from estimator.compose import PASSES, Net, Tables, chunk_seconds, finish, pair_hop, place_of, rank_windows, spans_of
 from estimator.gradients import cover_of, hidden_behind
 from estimator.jit import njit
+from estimator.keep import at_home, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
 from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch
 from search.gate import derive, passes, set_options
 from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part
-from search.scratch import Job, fill_bytes, fill_seconds, new_scratch
+from search.scratch import Job, fill_bytes, fill_seconds, least_memory, new_scratch
 from search.staircase import Staircase, beater, insert, is_beaten
 
 __all__ = ["COUNTS", "DERIVED", "OPTION_VALUES", "Filter", "Options", "Part", "corners", "sweep"]
@@ -74,8 +75,8 @@ def sweep(
                 x.again[CHEAPEST, 0, j] = 0.0
             x.fits[:] = False
             x.fits[0] = True
-            _fill_least(job, place, x)
-            low_step = finish(x.least[0], 0.0, least_update(t, part, i, place), 0.0, c)
+            _fill_least(job, place, options, x)
+            low_step = finish(x.least[0], 0.0, least_update(t, part, i, place, options), 0.0, c)
             if _beaten(front, options, low_step, lows[i, 1]):
                 continue
         else:
@@ -84,7 +85,7 @@ def sweep(
         fill_seconds(t, part, job, place, options, prune, x)
         if prune:
             _drop(job, options, front, low_step, x)
-            _fill_least(job, place, x)
+            _fill_least(job, place, options, x)
         _open(c, job, options, front, prune, counts_out, x)
         for pp in range(2):
             kind = o = pair = 0
@@ -102,12 +103,12 @@ def _drop(job, options, front, low_step, x):
             lowest = np.inf
             for z in range(4):
                 if job.zero[z] >= 0:
-                    lowest = min(lowest, x.memory[0, z, o, 0], x.memory[1, z, o, 0])
+                    lowest = min(lowest, least_memory(x.memory[0, z], z, o), least_memory(x.memory[1, z], z, o))
             x.fits[o] = not _beaten(front, options, low_step, lowest)
 
 
 @njit(cache=True)
-def _fill_least(job, place, x):
+def _fill_least(job, place, options, x):
     """Span of each recompute in `fits` under the cheapest flags.
 
     The shorter of blocking and overlapped sends, where both are candidates.
@@ -123,7 +124,7 @@ def _fill_least(job, place, x):
             n += 1
         if n == WIDTH or (o == job.num - 1 and n > 0):
             lane_o[n:] = lane_o[0]
-            _fill_classes(job, place, x.once, x.again, x.traffic, True, classes)
+            _fill_classes(job, place, at_home(options.keep), x.once, x.again, x.traffic, True, classes)
             for lane in range(n):
                 least[lane_o[lane]] = np.inf
             for pp in range(2):
@@ -147,7 +148,7 @@ def _open(c, job, options, front, prune, counts_out, x):
                 if job.zero[z] < 0 or job.flags[1, ep] < 0:
                     is_open[ep, z, o] = False
                     continue
-                bare = memory[ep, z, o, 0]
+                bare = least_memory(memory[ep, z], z, o)
                 is_open[ep, z, o] = bare < np.inf
                 if bare == np.inf:
                     counts_out[4] += _candidates(job, z, options.buckets.size)
@@ -196,15 +197,16 @@ def _dp_of(kind):
 
 
 @njit(cache=True)
-def _fill_classes(job, place, once, again, traffic, blocking, classes):
+def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
     """Seconds of every class of chunks in every lane."""
     lane_o, lane_g, lane_kind = job.o, job.g, job.kind
     num, splits = place.counts.shape[0], splits_backward(job.code)
     for lane in range(WIDTH):
         o, g, z, dp = lane_o[lane], lane_g[lane], _lowest_zero(lane_kind[lane]), _dp_of(lane_kind[lane])
+        keep = keep_of(asked, z, dp)
         coupled = pair_hop(job.code, g != CHEAPEST and g & 1 == 1, job.hop, blocking)
         for j in range(num):
-            passes = chunk_seconds(once[g, j], again[g, o, j], splits, z, dp, traffic[j])
+            passes = chunk_seconds(once[g, j], again[g, o, j], splits, keep, dp, traffic[j])
             for n in range(PASSES):
                 classes[n * num + j, lane] = passes[n] + coupled if n == 1 else passes[n]
 
@@ -213,7 +215,7 @@ def _fill_classes(job, place, once, again, traffic, blocking, classes):
 def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
     leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
-    _fill_classes(job, place, x.once, x.again, x.traffic, pp == 0, classes)
+    _fill_classes(job, place, options.keep, x.once, x.again, x.traffic, pp == 0, classes)
     span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m)
     rank_windows(place.leads, place.slots, classes, covers)
     for i in range(2 * leads):
@@ -239,7 +241,7 @@ def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp,
             for lane in range(n):
                 if (lanes >> lane) & 1:
                     for k in range(columns if bucketed else 1):
-                        held[k, lane] = memory[lane_g[lane] & 1, z, lane_o[lane], k]
+                        held[k, lane] = memory[lane_g[lane] & 1, z, lane_o[lane], dp if z == 3 else k]
             if prune:
                 lanes = _alive(lanes, front, options, finish(span, 0.0, update, 0.0, c), x)
             for column in range(1 if bucketed else 0, columns if bucketed else 1):
@@ -247,12 +249,17 @@ def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp,
                 if column > 0:
                     exposed, gather = splat(0.0), splat(0.0)
                     for lead in range(leads):
-                        if z < 2:
+                        if z < 2 or plain_grads > 0.0:
                             total, least = terms[z, column - 1, lead, 0], terms[z, column - 1, lead, 1]
                             exposed = larger(exposed, hidden_behind(total, least, load(covers, leads + lead)))
                         if z > 0:
                             total, least = terms[z, column - 1, lead, 2], terms[z, column - 1, lead, 3]
                             gather = larger(gather, hidden_behind(total, least, load(covers, lead)))
+                elif z == 3 and dp == 1 and plain_grads > 0.0:
+                    exposed = splat(0.0)
+                    for lead in range(leads):
+                        total, least = terms[3, 0, lead, 0], terms[3, 0, lead, 1]
+                        exposed = larger(exposed, hidden_behind(total, least, load(covers, leads + lead)))
                 step = finish(span, exposed, update, gather, c)
                 bytes_held = load(held, column)
                 fits = lanes & below(bytes_held, splat(np.inf))

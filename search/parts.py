@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from estimator.keep import Keep
+
 __all__ = ["COUNTS", "DERIVED", "NUM_DERIVED", "OPTION_VALUES", "Filter", "Options", "Part"]
 
 COUNTS = ("structures", "covered", "fits", "priced", "out_of_memory")
@@ -40,7 +42,10 @@ class Part(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Option axes of one world; `corner` is the index of the cheapest pseudo-choice on the tables' recompute axis."""
+    """Option axes of one world; `corner` is the index of the cheapest pseudo-choice on the tables' recompute axis.
+
+    `keep` is what the world asks for under any ZeRO stage.
+    """
 
     plain: np.ndarray
     plain_codes: np.ndarray
@@ -51,6 +56,7 @@ class Options(NamedTuple):
     buckets: np.ndarray
     bucket_ids: np.ndarray
     corner: int
+    keep: Keep
     use_step: bool
     use_memory: bool
 

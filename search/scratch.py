@@ -18,20 +18,29 @@ from estimator.compose import (
     ONCE,
     PASSES,
     TRAFFIC,
-    Net,
     again_seconds,
     choose_columns,
     once_seconds,
     rank_params,
     zero_traffic,
 )
-from estimator.gradients import bucketed_terms, gather_wire, gradient_wire, update_seconds
+from estimator.gradients import (
+    bucketed_terms,
+    gather_wire,
+    gradient_wire,
+    replica_terms,
+    shard_of,
+    update_seconds,
+)
 from estimator.jit import njit
+from estimator.keep import keep_of, uses_host
 from estimator.lanes import WIDTH
 from estimator.memory import (
     ITEMS,
     WORKSPACE_BYTES,
     chunk_bytes,
+    hosted_bytes,
+    kept_bytes,
     moving_bytes,
     owed_bytes,
     second_set,
@@ -40,9 +49,8 @@ from estimator.memory import (
 from estimator.span import DUALPIPE, in_flight_peak, owed_peak, scratch_rows
 from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
 
-__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "new_scratch"]
+__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "least_memory", "new_scratch"]
 
-N_DP, N_EDP = int(Net.DP), int(Net.EDP)
 NUM_ITEMS = len(ITEMS)
 
 
@@ -53,12 +61,13 @@ class Scratch(NamedTuple):
     [5, choices, K, AGAIN]; of classes of chunks `once` [5, Q, ONCE], `again` [5, recomputes, Q, AGAIN]; `traffic`
     [Q, TRAFFIC] of ZeRO.
 
-    Per recompute: `moving`, `total` [recomputes, p], `memory` [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage;
-    bare, then per bucket; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
+    Per recompute: `moving`, `total`, `kept` (activations in flight, wherever they are) [recomputes, p], `memory`
+    [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage; bare, then per bucket, and of stage 3 without and with
+    overlap; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
     any of those), `least` [recomputes].
 
     Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
-    [3, buckets, leads, 4], total and least of each, `update` [4].
+    [4, buckets, leads, 4], total and least of each (of stage 3 in the first), `update` [4].
 
     In lanes: `classes` [PASSES Q], `chunks` [PASSES C], `pipe`, `covers` [2 leads], `held` [1 + buckets] (memory),
     `witness` [2] (the point that beat a lane's last candidate: it often beats the next), `out` [2].
@@ -71,6 +80,7 @@ class Scratch(NamedTuple):
     traffic: np.ndarray
     moving: np.ndarray
     total: np.ndarray
+    kept: np.ndarray
     memory: np.ndarray
     is_open: np.ndarray
     fits: np.ndarray
@@ -120,9 +130,9 @@ def new_scratch(t, options):
     witness = np.full((2, WIDTH), np.inf)
     return Scratch(
         cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, TRAFFIC)),
-        np.empty((num, ranks)), np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
+        np.empty((num, ranks)), np.empty((num, ranks)), np.zeros((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
         np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num),
-        np.zeros((4, 2)), np.empty((3, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
+        np.zeros((4, 2)), np.empty((4, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
         np.empty((PASSES * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
         np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
     )  # fmt: skip
@@ -165,7 +175,8 @@ def fill_bytes(t, part, job, place, options, x):
     p, num_classes = job.p, place.counts.shape[0]
     dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
     rank_params(place.held, base, dense, expert)
-    saved, live, owed, line = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(NUM_ITEMS)
+    saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(options.keep)
     late = np.empty((2, p, place.slots.shape[1]))
     owed_peak(job.code, p, job.m, late)
     owed_bytes(place.counts, base, owed)
@@ -173,7 +184,7 @@ def fill_bytes(t, part, job, place, options, x):
     fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
     staged = np.empty((options.buckets.size, p))
     x.fits[:] = False
-    x.memory[:, :, : job.num, 0] = np.inf
+    x.memory[:, :, : job.num, :2] = np.inf
     for ep in range(2):
         if job.flags[1, ep] < 0:
             continue
@@ -182,28 +193,39 @@ def fill_bytes(t, part, job, place, options, x):
         second_set(job.code == DUALPIPE, ep, flying)
         for o in range(job.num):
             choice, layers = choice_of(options, job.num_plain, o)
-            chunk_bytes(place.counts, place.first, layers, again, choice, saved, live)
+            chunk_bytes(place.counts, place.first, layers, again, choice, saved, most, live)
             for rank in range(p):
-                moving[o, rank] = moving_bytes(rank, place.slots, flying, late, saved, owed, live, line)
+                share = options.keep.activations
+                moving[o, rank] = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
+                if offloads:
+                    x.kept[o, rank] = kept_bytes(rank, place.slots, flying, saved)
         for z in range(4):
             if job.zero[z] < 0:
                 continue
-            for rank in range(p):
-                held[rank] = static_bytes(
-                    rank, place.held, base, z, net[N_DP], net[N_EDP], c.grad_bytes, c.state_bytes, line
-                )
             memory = x.memory[ep, z]
-            _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, memory)
+            # What is gathered ahead depends on overlap, so ZeRO-3 is there twice: overlapped first, in column 1.
+            twice = z == 3 and options.keep.prefetch != 1.0
+            for dp in range(1 if twice else 0, -1, -1):
+                keep = keep_of(options.keep, z, dp)
+                for rank in range(p):
+                    held[rank] = static_bytes(rank, place.held, base, keep, net, c, line)
+                    if offloads:
+                        shard = shard_of(dense[rank], expert[rank], z, net)
+                        hosted[rank] = hosted_bytes(rank, place.held, base, keep, net, c, shard, 0.0, line)
+                _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, memory)
+                if offloads:
+                    _refuse_hosts(c, job, options.keep.activations, hosted, x.kept, memory)
+                if dp == 1 or (z == 3 and not twice):
+                    memory[: job.num, 1] = memory[: job.num, 0]
             for o in range(job.num):
-                x.fits[o] |= memory[o, 0] < np.inf
+                x.fits[o] |= least_memory(memory, z, o) < np.inf
     for z in range(4):
         if job.zero[z] < 0:
             continue
         plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
         for rank in place.leads:
-            update[z] = max(update[z], update_seconds(dense[rank], expert[rank], z, net, c))
-        if z < 3:
-            _fill_traffic(options.buckets, net, c, place.leads, dense, expert, z, plain, x.terms[z])
+            update[z] = max(update[z], update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c))
+        _fill_traffic(options.buckets, net, c, place, dense, expert, z, plain, x.terms[z])
 
 
 @njit(cache=True)
@@ -237,13 +259,33 @@ def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving,
 
 
 @njit(cache=True)
-def _fill_traffic(buckets, net, c, leads, dense, expert, z, plain, terms):
+def least_memory(memory, z, o):
+    """Least bytes of a recompute under a ZeRO stage: bare, or, of stage 3, the less of without and with overlap."""
+    return min(memory[o, 0], memory[o, 1]) if z == 3 else memory[o, 0]
+
+
+@njit(cache=True)
+def _refuse_hosts(c, job, share, hosted, kept, memory):
+    """Make memory infinite where a rank would keep more on its host than fits there."""
+    for o in range(job.num):
+        most = 0.0
+        for rank in range(job.p):
+            most = max(most, hosted[rank] + share * kept[o, rank])
+        if most > c.host_capacity_bytes:
+            memory[o] = np.inf
+
+
+@njit(cache=True)
+def _fill_traffic(buckets, net, c, place, dense, expert, z, plain, terms):
     """Data-parallel traffic of the leading ranks under one ZeRO stage."""
+    leads = place.leads
     for n in range(leads.size):
         d, e = dense[leads[n]], expert[leads[n]]
         grad_s, grad_latency = gradient_wire(d, e, z, net, c)
         gather_s, gather_latency = gather_wire(d, e, z, net, c)
         plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
         plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
-        for k in range(buckets.size):
+        if z == 3:
+            terms[0, n, 0], terms[0, n, 1] = replica_terms(d, e, np.sum(place.held[leads[n]]), net, c)
+        for k in range(buckets.size if z < 3 else 0):
             terms[k, n, 0], terms[k, n, 1], terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)

@@ -168,6 +168,7 @@ class _Maker:
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         sizes = {name: joined["sizes"][:, i] for i, name in enumerate((*SIZES, "dp"))}
         row_of, rows = distinct(sizes, ROW_SIZES)
+        sizes["dp_replicate"] = np.full(len(row_of), float(strategy.dp_replicate))
         sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)  # as rules.Case has it
         net_of, nets = distinct(sizes, NET_SIZES)
         tables = _with_corner(builder.tables(rows, nets))
@@ -241,13 +242,15 @@ class _Maker:
         """Points that an earlier value of an axis stands for.
 
         Without effect are sequence parallelism and pieces of its traffic at tp 1, the kind of cp at cp 1, the order of
-        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share.
+        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share, and with nothing to share
+        what ZeRO-3 gathers when.
         """
         repeats = np.zeros_like(ok)
         alone = {
             "sequence_parallel": case.tp == 1, "context_parallel": case.cp == 1,
             "rank_order": (case.pp == 1) | (case.dp == 1), "tp_chunks": case.tp == 1,
             "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
+            "reshard_after_forward": ~shares_weights(case.sizes), "prefetch_blocks": ~shares_weights(case.sizes),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
             idle = np.flatnonzero(ok & has_no_effect)
@@ -268,6 +271,8 @@ class _Maker:
         refuses = refused_overlaps(case.strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
         drop_repeats(chosen, s, shared, flags, zero)
+        for replicas in self.space.axes["dp_replicate"][: chosen["dp_replicate"]]:  # ZeRO-0 does not see them
+            zero[(s["dp"] % _number(replicas) == 0) & (s["edp"] % _number(replicas) == 0), 0] = -1
         num_blocks = self._num_blocks(depths, per_chunk=per_chunk)
         legal = self._count(flags, zero, num_blocks, num_plain=0 if per_chunk else len(self.options.plain))
         self._count_options(len(kept), refuses, int(legal.sum()), per_chunk=per_chunk)

@@ -270,7 +270,7 @@ class SweepWorker:
             block_layers=np.array(c.block_layers), block_ids=np.array(c.block_ids),
             told_layers=np.array(c.told_layers), block_code=text_code(RecomputeKind.BLOCK.value),
             buckets=np.array(c.buckets), bucket_ids=np.array(c.bucket_ids), corner=world.tables.again.shape[1] - 1,
-            use_step=step, use_memory=memory,
+            keep=world.keep, use_step=step, use_memory=memory,
         )  # fmt: skip
 
     def _scale(self, world: World) -> np.ndarray:

@@ -6,12 +6,13 @@ Only holds and counts; structures.py finds which are legal, nest.py sweeps them,
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from estimator.compose import Tables
-from estimator.strategy import Recompute, Strategy
+from estimator.keep import Keep
+from estimator.strategy import Offload, Recompute, Strategy
 from hardware.system import SystemSpec
 from search.axes import AXES
 from search.space import Space
@@ -40,6 +41,13 @@ class World:
     strategy: Strategy
     tables: Tables
     choices: Choices
+
+    @property
+    def keep(self) -> Keep:
+        """What the world asks for under any ZeRO stage; all but stage and resharding floats, as jitted code has it."""
+        s = self.strategy
+        shares = (float(getattr(s.offload, f.name)) for f in fields(Offload))
+        return Keep(0, int(s.reshard_after_forward), float(s.prefetch_blocks), *shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

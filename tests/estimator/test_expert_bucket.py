@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.compose import Constants
+from estimator.compose import Constants, Net
 from estimator.cost.overlap import SLOWDOWN
 from estimator.gradients import bucket_terms, bucketed_terms, gather_wire, gradient_wire
 from estimator.precision import recipe
@@ -17,7 +17,10 @@ from tests.estimator.cases import LLAMA, MIXTRAL, h100, step
 
 ON = Overlap(dp=1)
 MOE = Strategy(ep=8, overlap=ON, bucket_bytes=40_000_000)
-NET = np.array([32.0, 2e-11, 3e-5, 4.0, 5e-11, 7e-5, 0.0, 0.0])  # DP, per byte, latency; the same of EDP; hop
+NET = np.zeros(len(Net))
+NET[:6] = [32.0, 2e-11, 3e-5, 4.0, 5e-11, 7e-5]  # DP, per byte, latency; the same of EDP
+NET[[Net.SHARDS, Net.SHARD_PER_BYTE, Net.SHARD_LATENCY]] = NET[:3]  # no replicas
+NET[[Net.ESHARDS, Net.ESHARD_PER_BYTE, Net.ESHARD_LATENCY]] = NET[3:6]
 D, E, MB = 3e8, 2e9, 1e6
 
 
@@ -51,7 +54,7 @@ def test_a_rank_without_experts_sends_nothing_of_theirs():
     own = bucketed_terms(D, 0.0, 1, 40 * MB, NET, constants(400_000_000))
     c = constants()
     latency = NET.copy()
-    latency[5] = 0.0
+    latency[[5, Net.ESHARD_LATENCY]] = 0.0
     assert own == pytest.approx(bucketed_terms(D, 0.0, 1, 40 * MB, latency, c), rel=1e-12)
 
 

@@ -10,7 +10,7 @@ import pytest
 from estimator.rules import RULES, Case, check, explain
 from estimator.schedule import check_conditions
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, LayoutRule, Overlap, RankOrder, Recompute, Schedule, Strategy
+from estimator.strategy import ContextParallel, LayoutRule, Offload, Overlap, RankOrder, Recompute, Schedule, Strategy
 from estimator.workload import Workload
 from hardware import catalog
 from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, h100
@@ -35,6 +35,8 @@ OFFENDERS = {
         Strategy(micro_batch=3),
         r"global_batch \(64\) must be divisible by dp \(64\) \* micro_batch \(3\)",
     ),
+    "dp_replicate": (LLAMA, Strategy(dp_replicate=3), r"dp \(64\) and .* must be divisible by dp_replicate \(3\)"),
+    "offload": (LLAMA, Strategy(offload=Offload(states=0.5)), "host's memory are known, and of .* they are not"),
     "layers": (LLAMA, Strategy(pp=16), r"layers \(8\) must fill pp \* vpp = 16 \* 1 chunks"),
     "auto_layout": (LLAMA, Strategy(layout=LayoutRule.AUTO), r"balances the stages of a pipeline \(pp 1\)"),
     "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe must suit pp 1, vpp 1"),
@@ -51,6 +53,8 @@ OFFENDERS = {
 
 def system_and_work(name):
     system = catalog.cluster("dgx_a100", 64) if name == "engine" else h100(64)
+    if name == "offload":
+        system = replace(system, chip=replace(system.chip, host_bytes_per_s=0.0))
     return system, Workload(seq=2000, global_batch=64) if name == "sequence" else WORK
 
 

@@ -95,8 +95,17 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         return None
     twice = values["schedule"] is Schedule.DUALPIPE  # two ranks hold the same weights whatever dp is
     alone = dp * cp == 1 and (tp * cp * dp) // (ep * etp) <= 1 and not twice
+    replicas = values["dp_replicate"]
+    if dp % replicas or (tp * cp * dp) // (ep * etp) % replicas:
+        return None
     if alone:
         values |= {"zero_stage": 0, "overlap_dp": 0}
+    if values["zero_stage"] == 0:
+        values["dp_replicate"] = 1
+    if values["zero_stage"] < 3:
+        values |= {"reshard_after_forward": 1, "prefetch_blocks": 1}
+    if not values["overlap_dp"]:
+        values["prefetch_blocks"] = 1
     values |= {f"overlap_{n}": 0 for n, size in (("tp", tp), ("ep", ep), ("pp", pp)) if size == 1}
     if not values["overlap_dp"] or values["zero_stage"] == 3:
         values |= {"bucket_bytes": 0, "expert_bucket_bytes": None}

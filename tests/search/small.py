@@ -97,6 +97,17 @@ SMALL = {
         "[0, 1e8]",
         batch=64,
     ),
+    "replicas and what is gathered when": space_of(
+        "tp: [1, 2], cp: [1, 2], pp: [1, 2], ep: [1, 4], sequence_parallel: true, zero_stage: [0, 1, 2, 3], "
+        "dp_replicate: [2, 1, 4], reshard_after_forward: [1, 0], prefetch_blocks: [2, 0, 1], overlap: {dp: [0, 1]}, "
+        "bucket_bytes: [0, 50e6]",
+        model="mixtral", chips="32",
+    ),
+    "offload": space_of(
+        "pp: [1, 4], schedule: [1f1b, zb-h1], recompute: [none, full], zero_stage: [0, 1, 3], dp_replicate: [1, 2], "
+        "offload: {activations: [0, 0.5], parameters: [0, 1], gradients: [0, 1], states: [0, 0.4, 1]}, "
+        "overlap: {dp: [0, 1]}"
+    ),
     "rank orders": space_of(
         "tp: [1, 2], cp: [1, 2], pp: [1, 2, 8], ep: [1, 2, 4], sequence_parallel: true, zero_stage: [0, 1], "
         "rank_order: [tp-cp-pp-dp, tp-cp-dp-pp], recompute: full",
