@@ -35,7 +35,7 @@ Size = int | float | np.ndarray
 
 
 class Schedule(Enum):
-    """Pipeline schedules (estimator/schedule.py has their orders and sources)."""
+    """Pipeline schedules (estimator/schedule has their orders and sources)."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
