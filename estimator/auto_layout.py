@@ -15,7 +15,7 @@ import numpy as np
 from estimator.balance import MARGIN, Shape, balance, fastest, prefix_of, shape_of
 from estimator.balance_costs import FIRST, INNER, LAST, chunk_costs, linear_costs
 from estimator.balance_walk import Room
-from estimator.batch import fixed_bytes, splits_backward
+from estimator.batch import fixed_bytes
 from estimator.compose import Constants, Net
 from estimator.cost.table import Base
 from estimator.graph import BlockKind
@@ -23,9 +23,11 @@ from estimator.keep import Keep, keep_of
 from estimator.layout import even_layers, layout_of
 from estimator.memory import RESERVED_FACTOR, WORKSPACE_BYTES, second_set
 from estimator.model import ModelSpec
+from estimator.program import Program, program
 from estimator.rules import Case
 from estimator.schedule import placement
-from estimator.span import CODES, DUALPIPE, in_flight_peak, owed_peak
+from estimator.span import in_flight_peak, owed_peak
+from estimator.span_codes import CODES, holds_pairs, splits_backward
 from estimator.strategy import Offload, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
@@ -106,7 +108,8 @@ def configured_layouts(
         _read_only(net), constants,
     )  # fmt: skip
     chunks = placement(strategy.schedule, pp, vpp)
-    flying = _flying(code, chunks, pp, vpp, m, overlap_ep)
+    made = program(strategy.schedule, pp, vpp, m, strategy.interleave_group)
+    flying = _flying(code, chunks, made, vpp, m, overlap_ep)
     bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes
     room = Room(
         limit=(constants.capacity_bytes - constants.context_bytes) / RESERVED_FACTOR * (1.0 - MARGIN),
@@ -154,15 +157,15 @@ def _shared(
     return np.array([kept, params])
 
 
-def _flying(code: int, chunks: np.ndarray, pp: int, vpp: int, m: int, overlap_ep: int) -> np.ndarray:
+def _flying(code: int, chunks: np.ndarray, made: Program, vpp: int, m: int, overlap_ep: int) -> np.ndarray:
     """Micro-batches on each chunk [3, C]: in flight when its rank holds most; then `late` of memory.moving_bytes.
 
     Of DualPipe's two ranks both say the same.
     """
-    told = np.zeros((3, *chunks.shape))
-    in_flight_peak(code, pp, vpp, m, told[0])
-    owed_peak(code, pp, m, told[1:])
-    second_set(code == DUALPIPE, overlap_ep, told[0])
+    pp, told = len(chunks), np.zeros((3, *chunks.shape))
+    in_flight_peak(code, pp, vpp, m, made, told[0])
+    owed_peak(code, pp, m, made, told[1:])
+    second_set(holds_pairs(code), overlap_ep, told[0])
     out = np.zeros((3, pp * vpp))
     for row, mine in zip(out, told, strict=True):
         np.maximum.at(row, chunks, mine)

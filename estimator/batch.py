@@ -22,6 +22,7 @@ from estimator.compose import (
     once_seconds,
     pair_hop,
     place_of,
+    program_of,
     rank_params,
     rank_windows,
     spans_of,
@@ -54,9 +55,11 @@ from estimator.memory import (
     second_set,
     static_bytes,
 )
-from estimator.span import DUALPIPE, ZB_H1, alone_passes, in_flight_peak, owed_peak, scratch_rows
+from estimator.span import alone_passes, in_flight_peak, owed_peak, scratch_rows
+from estimator.span_codes import DUALPIPE, holds_pairs, splits_backward
+from estimator.span_program import program_rows
 
-__all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "splits_backward", "staging_bytes"]
+__all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "staging_bytes"]
 
 
 class Out(IntEnum):
@@ -98,6 +101,7 @@ class Rows(NamedTuple):
     net: np.ndarray
     layout: np.ndarray
     schedule: np.ndarray
+    program: np.ndarray
     pp: np.ndarray
     vpp: np.ndarray
     num_micro_batches: np.ndarray
@@ -124,12 +128,6 @@ R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST"
 R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
 (O_STEP, O_PEAK, O_DEVICE, O_HOSTED, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_OFFLOAD, O_HOST,
  O_BUBBLE, O_OPT, O_OPTCOMM, O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
-
-
-@njit(cache=True)
-def splits_backward(code):
-    """Whether a schedule runs weight gradients apart."""
-    return code == ZB_H1 or code == DUALPIPE
 
 
 @njit(cache=True)
@@ -162,9 +160,10 @@ def _peak_bytes(t, rows, i, place, base, again, keep, dp, dense, expert, tell, i
     num_classes = place.counts.shape[0]
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
     flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
-    in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], flying)
-    owed_peak(rows.schedule[i], p, rows.num_micro_batches[i], late)
-    second_set(rows.schedule[i] == DUALPIPE, rows.overlap_ep[i], flying)
+    made = program_of(t, rows.program[i], p)
+    in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], made, flying)
+    owed_peak(rows.schedule[i], p, rows.num_micro_batches[i], made, late)
+    second_set(holds_pairs(rows.schedule[i]), rows.overlap_ep[i], flying)
     chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, most, live)
     owed_bytes(place.counts, base, owed)
     exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
@@ -241,8 +240,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 waits[0, j], waits[1, j], waits[2, j] = passes[0] - bare[0], passes[1] - bare[1], passes[2] - bare[2]
             for n in range(PASSES):
                 put(classes, n * num_classes + j, splat(passes[n] + coupled if n == 1 else passes[n]))
-        pipe = np.empty((scratch_rows(p), WIDTH))
-        span = first(spans_of(place.class_of, classes, chunks, pipe, hop, pp == 0, code, p, v, m))
+        made = program_of(t, rows.program[i], p)
+        pipe = np.empty((max(scratch_rows(p), program_rows(made)), WIDTH))
+        span = first(spans_of(place.class_of, classes, chunks, pipe, hop, pp == 0, code, p, v, m, made))
         seconds = np.ascontiguousarray(chunks[:, 0]).reshape(PASSES, num_chunks)
         num_leads = place.leads.size
         windows = np.empty((2 * num_leads, WIDTH))
@@ -250,7 +250,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         each = m / 2 if code == DUALPIPE else m * 1.0
         alone = np.zeros((2, p, place.slots.shape[1]))
         if ep:
-            alone_passes(code, p, v, m, alone)
+            alone_passes(code, p, v, m, made, alone)
         exposed = 0.0
         update = 0.0
         gather = 0.0
@@ -303,6 +303,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             told,
             waits,
             offloads,
+            made.turn,
         )
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
@@ -324,7 +325,7 @@ def _alone_seconds(rank, place, alone, seconds):
 @njit(cache=True)
 def _explain_rank(
     out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed,
-    waits, offloads,
+    waits, offloads, turn,
 ):  # fmt: skip
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
@@ -368,7 +369,7 @@ def _explain_rank(
                     out[O_TILE + s] += again_n * a[R_TILE + s]
         out[O_PP] += each * coupled
         if pp == 0:
-            out[O_PP] += each * hop * ((1 if j < last else 0) + (1 if j > 0 else 0))
+            out[O_PP] += each * hop * ((1 if j < last and j != turn else 0) + (1 if j > 0 and j != turn + 1 else 0))
     named = out[O_FWD] + out[O_BWD] + out[O_REC] + out[O_TP] + out[O_EP] + out[O_CP] + out[O_HOST] + out[O_PP]
     named += out[O_OFFLOAD]
     # What ZeRO-2 and ZeRO-3 traffic adds to each micro-batch is the rest of the rank's busy seconds.

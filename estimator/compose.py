@@ -16,12 +16,15 @@ from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
 from estimator.lanes import load, put, splat
-from estimator.span import INTERLEAVED, pipeline_spans
+from estimator.program import Program
+from estimator.span import pipeline_spans
+from estimator.span_codes import INTERLEAVED
+from estimator.span_program import walk
 
 __all__ = [
     "AGAIN", "ONCE", "PASSES", "TRAFFIC", "Constants", "Net", "Place", "Tables", "again_seconds", "choose_columns",
-    "chunk_seconds", "finish", "once_seconds", "pair_hop", "place_of", "rank_params", "rank_windows", "spans_of",
-    "zero_traffic",
+    "chunk_seconds", "finish", "once_seconds", "pair_hop", "place_of", "program_of", "rank_params", "rank_windows",
+    "spans_of", "zero_traffic",
 ]  # fmt: skip
 
 
@@ -85,6 +88,12 @@ class Tables(NamedTuple):
     class_of: np.ndarray  # [sum C]
     leads: np.ndarray  # [sum leads]: ranks that stand for those like them
     layouts: np.ndarray  # int64 [L, 11]: start and length of counts, first, ranks, class_of, leads; slots in use
+    steps: np.ndarray  # int32 [sum n, 6]: of programs; this and what follows: see estimator/program.py
+    sums: np.ndarray
+    around: np.ndarray
+    between: np.ndarray
+    told: np.ndarray
+    programs: np.ndarray  # int64 [N, 14]: start and length of the five, then whole numbers; 0 is none
     constants: Constants
 
 
@@ -294,22 +303,24 @@ def pair_hop(code, ep, hop, blocking):
 
 
 @njit(cache=True, inline="always")
-def spans_of(class_of, classes, chunks, pipe, hop, blocking, code, p, v, m):
+def spans_of(class_of, classes, chunks, pipe, hop, blocking, code, p, v, m, made):
     """Makespans of the pipeline, in lanes.
 
     `classes` [PASSES Q]: f, b, w of each class, then f and b alone; scratch: `chunks` [PASSES C], where the seconds of
     each chunk stay, and `pipe`. Sends that block occupy their sender; others are latency between stages.
     """
     num, last, sent = classes.shape[0] // PASSES, class_of.size - 1, hop if blocking else 0.0
-    total = last + 1
+    total, turn = last + 1, made.turn
     for j in range(total):
         q = class_of[j]
-        ahead, back = (sent if j < last else 0.0), (sent if j > 0 else 0.0)
+        ahead, back = (sent if j < last and j != turn else 0.0), (sent if j > 0 and j != turn + 1 else 0.0)
         put(chunks, j, load(classes, q) + ahead)
         put(chunks, total + j, load(classes, num + q) + back)
         put(chunks, 2 * total + j, load(classes, 2 * num + q))
         put(chunks, 3 * total + j, load(classes, 3 * num + q) + ahead)
         put(chunks, 4 * total + j, load(classes, 4 * num + q) + back)
+    if made.steps.shape[0] > 0:
+        return walk(made, chunks, 0.0 if blocking else hop, p, m, pipe)
     f, b, w = chunks[:total], chunks[total : 2 * total], chunks[2 * total : 3 * total]
     alone_f, alone_b = chunks[3 * total : 4 * total], chunks[4 * total : 5 * total]
     return pipeline_spans(code, f, b, w, alone_f, alone_b, 0.0 if blocking else hop, p, v, m, pipe)
@@ -354,6 +365,16 @@ def place_of(t, layout, p):
         t.counts[x[0] : x[0] + x[1]], t.first[x[2] : x[2] + x[3]], t.held[x[4] : x[4] + p],
         t.chunks[x[4] : x[4] + p, : x[10]], t.slots[x[4] : x[4] + p, : x[10]], t.class_of[x[6] : x[6] + x[7]],
         t.leads[x[8] : x[8] + x[9]],
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def program_of(t, program, p):
+    """Views of one program; empty where the schedule has a closed form."""
+    x = t.programs[program]
+    return Program(
+        t.steps[x[0] : x[0] + x[1]], t.sums[x[2] : x[2] + x[3]], t.around[x[4] : x[4] + x[5]],
+        t.between[x[6] : x[6] + x[7]], t.told[x[8] : x[8] + x[9]], x[10], x[11], x[12], x[13],
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
+from estimator.schedule.rules import VEES
 from estimator.strategy import (
     ContextParallel,
     CudaGraph,
@@ -206,7 +207,13 @@ def _schedule(c: Case) -> np.ndarray:
     pp, v, m = c.pp, c.vpp, c.num_micro_batches
     schedule = c.strategy.schedule
     if schedule is Schedule.INTERLEAVED:
-        return (pp >= 2) & (v >= 2) & (m % np.maximum(pp, 1) == 0)
+        group = np.maximum(pp, 1) if c.strategy.interleave_group == 0 else c.strategy.interleave_group
+        left = m % group
+        return np.asarray((pp >= 2) & (v >= 2) & (group >= pp) & (m >= group) & ((left == 0) | (left >= pp)))
+    if schedule is Schedule.BREADTH_FIRST:
+        return (pp >= 2) & (v >= 2)
+    if schedule in VEES:
+        return (pp >= 2) & (v == 2) & ((schedule is not Schedule.DUALPIPE_V) | (m >= 2 * pp))
     if schedule is Schedule.DUALPIPE:
         return (v == 1) & (pp >= 2) & (pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp)
     if schedule is Schedule.ONE_F_ONE_B:
@@ -226,7 +233,7 @@ def paired(schedule: Schedule) -> bool:
 
     Then the all-to-all of one can hide behind the compute of the other.
     """
-    return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE}
+    return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE, Schedule.DUALPIPE_V}
 
 
 def _overlap_ep(c: Case) -> np.ndarray:
@@ -298,9 +305,11 @@ RULES: tuple[Rule, ...] = (
          "last{layout}", "lower pp or vpp, or correct the layout"),
     Rule("auto_layout", _auto_layout, "layout auto balances the stages of a pipeline (pp {pp}) that recompute alike",
          "leave layout out where pp is 1, and recompute_per_chunk where layers are balanced"),
-    Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches",
-         "interleaved: pp >= 2, vpp >= 2, micro-batches divisible by pp; dualpipe: pp even, micro-batches even and >= "
-         "2 pp, vpp 1; gpipe and zb-h1: pp >= 2, vpp 1; pp 1: 1f1b"),
+    Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches{group}",
+         "interleaved: pp >= 2, vpp >= 2, interleave_group in [pp, micro-batches] (0: pp) and what is left of whole "
+         "groups 0 or at least pp; breadth-first: pp >= 2, vpp >= 2; zb-v, v-half, v-min, dualpipe-v: pp >= 2, vpp 2, "
+         "dualpipe-v micro-batches >= 2 pp; dualpipe: pp even, micro-batches even and >= 2 pp, vpp 1; gpipe and other "
+         "zb: pp >= 2, vpp 1; pp 1: 1f1b"),
     Rule("recompute_per_chunk", _per_chunk, "recompute_per_chunk ({recompute_per_chunk}) must name each of pp * vpp = "
          "{pp} * {vpp} chunks, from 0 to its layers ({chunk_layers}) and not all of them 0",
          "correct it; write all zero as recompute: none"),
@@ -308,7 +317,8 @@ RULES: tuple[Rule, ...] = (
          "with any other, which leaves recompute_per_chunk out as well",
          "set recompute: block, or leave recompute_layers and recompute_per_chunk out"),
     Rule("overlap_tp", _overlap_tp, "overlap of tp needs sequence_parallel", "set sequence_parallel: true"),
-    Rule("overlap_ep", _overlap_ep, "overlap of ep needs two micro-batches side by side: pp 1, interleaved or dualpipe",
+    Rule("overlap_ep", _overlap_ep, "overlap of ep needs two micro-batches side by side: pp 1, interleaved, dualpipe "
+         "or dualpipe-v",
          "change the schedule or set overlap ep to 0"),
 )  # fmt: skip
 
@@ -350,5 +360,6 @@ def explain(case: Case, code: int, row: int = 0) -> str:
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),
         "recompute_per_chunk": _joined(s.recompute_per_chunk or ()), "layout": _told(s.layout),
+        "group": f" in groups of {s.interleave_group}" if s.interleave_group else "",
     }  # fmt: skip
     return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"

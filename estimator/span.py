@@ -18,6 +18,8 @@ Nothing grows with m.
 `pipeline_spans` takes WIDTH candidates that share p, v, m and hop at once; `pipeline_span` is one of its lanes.
 Ladders are in span_ladder.py, the ring in span_ring.py, DualPipe's entries and exits in span_dualpipe.py.
 
+Other schedules have no form of their own: their orders are compiled to programs and walked (program.py).
+
 Exact (to rounding) for any f, b, w, equal or not:
 - GPipe with any hop;
 - 1F1B, ZB-H1 and DualPipe at hop = 0; with any hop where they are walked pass by pass: 1F1B at m < p + WALKED_ROUNDS,
@@ -34,33 +36,19 @@ Every form is a maximum of sums of f, b, w and hop with counts that depend on p,
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from estimator.jit import njit
 from estimator.lanes import WIDTH, fill, first, larger, load, splat
+from estimator.program import Program, program
+from estimator.span_codes import CODES, DUALPIPE, GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from estimator.span_dualpipe import dualpipe
 from estimator.span_ladder import one_f_one_b, zb_h1
+from estimator.span_program import program_rows, walk
 from estimator.span_ring import interleaved
 from estimator.strategy import Schedule
 
 __all__ = ["CODES", "alone_passes", "in_flight_peak", "owed_peak", "pipeline_span", "pipeline_spans", "scratch_rows"]
-
-GPIPE: Final = 0
-ONE_F_ONE_B: Final = 1
-INTERLEAVED: Final = 2
-ZB_H1: Final = 3
-DUALPIPE: Final = 4
-
-CODES: Final[dict[Schedule, int]] = {
-    Schedule.GPIPE: GPIPE,
-    Schedule.ONE_F_ONE_B: ONE_F_ONE_B,
-    Schedule.INTERLEAVED: INTERLEAVED,
-    Schedule.ZB_H1: ZB_H1,
-    Schedule.DUALPIPE: DUALPIPE,
-}
-"""Integer by which jitted code names a schedule."""
 
 
 @njit(cache=True)
@@ -91,17 +79,24 @@ def scratch_rows(p):
     return (p // 2 + 12) * p + 2
 
 
-@njit(cache=True)
 def pipeline_span(
-    schedule_code: int, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float, p: int, v: int, m: int,
-    alone_f: np.ndarray, alone_b: np.ndarray,
+    schedule: Schedule, f: np.ndarray, b: np.ndarray, w: np.ndarray, hop: float, p: int, v: int, m: int,
+    alone_f: np.ndarray, alone_b: np.ndarray, group: int = 0,
 ) -> float:  # fmt: skip
-    """The same for one candidate. f, b, w, alone_f, alone_b: [C]."""
+    """Makespan of one candidate under any schedule. f, b, w, alone_f, alone_b: [C]."""
+    made = program(schedule, p, v, m, group)
+    return float(_one_span(CODES[schedule], f, b, w, hop, p, v, m, alone_f, alone_b, made))
+
+
+@njit(cache=True)
+def _one_span(schedule_code, f, b, w, hop, p, v, m, alone_f, alone_b, made):
     num = f.size
-    x = np.empty((5 * num + scratch_rows(p), WIDTH))
+    x = np.empty((5 * num + max(scratch_rows(p), program_rows(made)), WIDTH))
     for i, values in enumerate((f, b, w, alone_f, alone_b)):
         fill(values, x[i * num : (i + 1) * num])
     rows, rest = x[: 5 * num], x[5 * num :]
+    if made.steps.shape[0] > 0:
+        return first(walk(made, rows, hop, p, m, rest))
     return first(
         pipeline_spans(
             schedule_code, rows[:num], rows[num : 2 * num], rows[2 * num : 3 * num], rows[3 * num : 4 * num],
@@ -111,14 +106,18 @@ def pipeline_span(
 
 
 @njit(cache=True)
-def alone_passes(schedule_code: int, p: int, v: int, m: int, out: np.ndarray) -> None:
+def alone_passes(schedule_code: int, p: int, v: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [2, p, local] with the forwards and the backwards that no pass of another micro-batch runs beside.
 
-    Where passes run in pairs: interleaved with one more forward ahead, DualPipe, and 1F1B on one rank.
+    Where passes run in pairs: interleaved with one more forward ahead, DualPipe, and 1F1B on one rank. `made`: the
+    program of a schedule without a closed form, which knows such numbers itself.
     """
     out[:] = 0.0
     for i in range(p):
-        if schedule_code == INTERLEAVED:
+        if made.told.shape[0] > 0:
+            for local in range(out.shape[2]):
+                out[0, i, local], out[1, i, local] = made.told[i, 4, local], made.told[i, 5, local]
+        elif schedule_code == INTERLEAVED:
             # The first forwards, a warm-up and one, and as many of the last backwards: of the same chunks.
             rounds, rest = divmod(min(2 * (p - 1 - i) + (v - 1) * p + 1, m * v), p * v)
             for local in range(v):
@@ -137,7 +136,7 @@ def alone_passes(schedule_code: int, p: int, v: int, m: int, out: np.ndarray) ->
 
 
 @njit(cache=True)
-def owed_peak(schedule_code: int, p: int, m: int, out: np.ndarray) -> None:
+def owed_peak(schedule_code: int, p: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [2, p, local]: micro-batches in flight, and weight gradients owed, when a rank first owes most.
 
     Rank i of ZB-H1 owes i, and one more before it pays; DualPipe the split half of step 6, on the end ranks no more
@@ -145,7 +144,10 @@ def owed_peak(schedule_code: int, p: int, m: int, out: np.ndarray) -> None:
     """
     out[:] = 0.0
     for i in range(p):
-        if schedule_code == ZB_H1:
+        if made.told.shape[0] > 0:
+            for local in range(out.shape[2]):
+                out[0, i, local], out[1, i, local] = made.told[i, 2, local], made.told[i, 3, local]
+        elif schedule_code == ZB_H1:
             out[0, i, 0] = max(min(m, p) - 1 - min(i, m - 1), 0)
             out[1, i, 0] = min(i + 1, m)
         elif schedule_code == DUALPIPE:
@@ -159,10 +161,13 @@ def owed_peak(schedule_code: int, p: int, m: int, out: np.ndarray) -> None:
 
 
 @njit(cache=True)
-def in_flight_peak(schedule_code: int, p: int, v: int, m: int, out: np.ndarray) -> None:
+def in_flight_peak(schedule_code: int, p: int, v: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [p, local] with the micro-batches alive when a rank first holds most: `schedule.in_flight`, closed."""
     for i in range(p):
-        if schedule_code == GPIPE:
+        if made.told.shape[0] > 0:
+            for local in range(out.shape[1]):
+                out[i, local] = made.told[i, 0, local] + float(m - made.walked) * made.told[i, 1, local]
+        elif schedule_code == GPIPE:
             out[i, 0] = m
         elif schedule_code == ONE_F_ONE_B:
             out[i, 0] = min(m, p - i)

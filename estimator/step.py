@@ -15,7 +15,7 @@ from estimator.model import ModelSpec
 from estimator.precision import recipe
 from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
-from estimator.span import CODES
+from estimator.span_codes import CODES
 from estimator.strategy import LayoutRule, Offload, RecomputeKind, Strategy
 from estimator.tables import (
     NET_SIZES,
@@ -132,7 +132,9 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
     row_of, rows = distinct(sizes, (*ROW_SIZES, *ROW_FLAGS))
     net_of, nets = distinct(sizes, NET_SIZES)
     layout_of, places = distinct(sizes, ("pp", "vpp"))
+    program_of, orders = distinct(sizes, ("pp", "vpp", "num_micro_batches"))
     made = [builder.layout(s.schedule, int(pp), int(v)) for pp, v in zip(places["pp"], places["vpp"], strict=True)]
+    walked = [builder.program(s.schedule, *map(int, shape)) for shape in zip(*orders.values(), strict=True)]
     tables = builder.tables(rows, nets)
 
     def whole(name: str) -> np.ndarray:
@@ -143,7 +145,8 @@ def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, 
     layers = whole("recompute_layers") if s.recompute_per_chunk is None else np.ones(n, dtype=np.int64)
     candidates = Rows(
         row=row_of, net=net_of, layout=np.array(made, dtype=np.int64)[layout_of],
-        schedule=np.full(n, CODES[s.schedule]), pp=whole("pp"), vpp=whole("vpp"),
+        schedule=np.full(n, CODES[s.schedule]), program=np.array(walked, dtype=np.int64)[program_of],
+        pp=whole("pp"), vpp=whole("vpp"),
         num_micro_batches=whole("num_micro_batches"), choice=np.full(n, choice_index(builder.choices, s.recompute)),
         layers=layers, overlap_tp=whole("overlap_tp"),
         overlap_ep=whole("overlap_ep") * (sizes["ep"] > 1),

@@ -42,6 +42,14 @@ class Schedule(Enum):
     INTERLEAVED = "interleaved"
     ZB_H1 = "zb-h1"
     DUALPIPE = "dualpipe"
+    ZB_H2 = "zb-h2"
+    ZB_1P = "zb-1p"
+    ZB_2P = "zb-2p"
+    ZB_V = "zb-v"
+    V_HALF = "v-half"
+    V_MIN = "v-min"
+    DUALPIPE_V = "dualpipe-v"
+    BREADTH_FIRST = "breadth-first"
 
 
 class LayoutRule(Enum):

@@ -30,6 +30,7 @@ from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
+from estimator.program import NO_PROGRAM, Program, program
 from estimator.strategy import (
     CudaGraph,
     LayoutRule,
@@ -230,6 +231,19 @@ def read_only(tables: Tables) -> Tables:
     return tables
 
 
+def _packed(programs: list[Program]) -> dict[str, np.ndarray]:
+    """Arrays of programs one above the other, and where each begins."""
+    parts = ("steps", "sums", "around", "between", "told")
+    sizes = np.array([[len(getattr(made, part)) for part in parts] for made in programs], dtype=np.int64)
+    starts = np.cumsum(sizes, axis=0) - sizes
+    plain = np.array([[m.rows, m.num_costs, m.walked, m.turn] for m in programs], dtype=np.int64)
+    slots = max(made.told.shape[2] for made in programs)
+    told = [np.pad(m.told, ((0, 0), (0, 0), (0, slots - m.told.shape[2]))) for m in programs]
+    joined = {part: _joined([getattr(made, part) for made in programs]) for part in parts[:-1]}
+    where = np.stack([starts, sizes], axis=2).reshape(len(programs), -1)
+    return {**joined, "told": _joined(told), "programs": _joined([np.concatenate([where, plain], axis=1)])}
+
+
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     """One above the other, by rows: another memory order would compile the composition once more."""
     return np.ascontiguousarray(np.concatenate(parts))
@@ -249,6 +263,8 @@ class TableBuilder:
     recipe: PrecisionRecipe = field(init=False)
     _layouts: dict[tuple[Schedule, int, int, tuple[int, ...] | None], int] = field(default_factory=dict, init=False)
     _made: list[Layout] = field(default_factory=list, init=False)
+    _programs: list[Program] = field(default_factory=lambda: [NO_PROGRAM], init=False)
+    _places: dict[int, int] = field(default_factory=lambda: {id(NO_PROGRAM): 0}, init=False)  # of programs
 
     def __post_init__(self) -> None:
         self.graph = build(self.model, self.workload.seq)
@@ -265,6 +281,14 @@ class TableBuilder:
             again = self.strategy.recompute_per_chunk
             self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, chosen, again))
         return self._layouts[key]
+
+    def program(self, schedule: Schedule, pp: int, vpp: int, m: int) -> int:
+        """Index of the program of an order, made on first use; 0 where the schedule has a closed form."""
+        made = program(schedule, pp, vpp, m, self.strategy.interleave_group)
+        if id(made) not in self._places:
+            self._places[id(made)] = len(self._programs)
+            self._programs.append(made)
+        return self._places[id(made)]
 
     def depth(self, layout: int) -> int:
         """Layers of the deepest chunk of a layout."""
@@ -293,7 +317,7 @@ class TableBuilder:
             slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
-            layouts=np.array(where, dtype=np.int64), constants=self.constants,
+            layouts=np.array(where, dtype=np.int64), **_packed(self._programs), constants=self.constants,
         )  # fmt: skip
         return read_only(made)
 

@@ -16,6 +16,7 @@ from estimator.cost.table import Base
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.rules import Case, check, paired
+from estimator.schedule.rules import VEES
 from estimator.step import distinct
 from estimator.strategy import LayoutRule, Schedule, Strategy
 from estimator.tables import ROW_SIZES, TableBuilder
@@ -121,5 +122,9 @@ def with_space_layout(space: Space, system: SystemSpec, strategy: Strategy) -> S
 
 
 def _alike(schedule: Schedule) -> Schedule:
-    """A schedule with the same placement: those that run one chunk a rank are balanced alike."""
-    return schedule if paired(schedule) else Schedule.ONE_F_ONE_B
+    """A schedule with the same placement, for these are balanced alike."""
+    if schedule in VEES:
+        return Schedule.ZB_V
+    if schedule in {Schedule.INTERLEAVED, Schedule.BREADTH_FIRST}:
+        return Schedule.INTERLEAVED
+    return schedule if schedule is Schedule.DUALPIPE else Schedule.ONE_F_ONE_B

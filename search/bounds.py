@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.batch import fixed_bytes, splits_backward
+from estimator.batch import fixed_bytes
 from estimator.compose import (
     AGAIN,
     ONCE,
@@ -22,6 +22,7 @@ from estimator.compose import (
     finish,
     once_seconds,
     place_of,
+    program_of,
     rank_params,
 )
 from estimator.gradients import update_seconds
@@ -36,7 +37,8 @@ from estimator.memory import (
     owed_bytes,
     static_bytes,
 )
-from estimator.span import DUALPIPE, in_flight_peak, owed_peak
+from estimator.span import in_flight_peak, owed_peak
+from estimator.span_codes import DUALPIPE, splits_backward
 from search.parts import Options, Part
 
 __all__ = ["CHEAPEST", "cheapest", "corners", "device", "least_seconds", "least_update", "seconds_scratch"]
@@ -113,8 +115,9 @@ def _least_memory(t, part, i, place, options):
     num_classes = place.counts.shape[0]
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
     flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
-    in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], flying)
-    owed_peak(part.schedule[i], p, part.m[i], late)
+    made = program_of(t, part.program[i], p)
+    in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], made, flying)
+    owed_peak(part.schedule[i], p, part.m[i], made, late)
     chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, most, live)
     owed_bytes(place.counts, base, owed)
     rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)

@@ -12,7 +12,7 @@ import numpy as np
 
 from estimator.batch import Out, Rows, compose_rows
 from estimator.memory import ITEMS
-from estimator.span import CODES
+from estimator.span_codes import CODES
 from estimator.step import columns_of
 from estimator.strategy import Recompute, RecomputeKind
 from search.expression import strategy_values
@@ -155,7 +155,7 @@ def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
         layers = np.ones_like(layers)  # the layout knows what each chunk recomputes
     keep = world.keep
     return Rows(
-        row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp,
+        row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, program=s.program, pp=s.pp, vpp=s.vpp,
         num_micro_batches=s.num_micro_batches, choice=choice, layers=layers, overlap_tp=on(0), overlap_ep=on(1),
         overlap_pp=on(2), overlap_dp=overlap_dp, zero=zero, reshard=np.full(len(ids), keep.reshard),
         prefetch=np.full(len(ids), keep.prefetch), offload=np.tile(keep[3:], (len(ids), 1)), bucket=bucket,

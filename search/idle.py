@@ -37,6 +37,8 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     off |= {"reshard_after_forward": 1} if stage < 3 else {}
     off |= {"prefetch_blocks": 1} if stage < 3 or not dp_overlap else {}
     off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
+    if s.schedule is not Schedule.INTERLEAVED or s.interleave_group == s.pp:
+        s = replace(s, interleave_group=0)
     quiet = replace(s, tp_chunks=s.tp_chunks if off.get("overlap_tp", s.overlap.tp) else Chunks())
     if model.moe is None or not dp_overlap or s.zero_stage >= 3:
         quiet = replace(quiet, expert_bucket_bytes=None)

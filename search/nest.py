@@ -15,12 +15,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.batch import splits_backward
-from estimator.compose import PASSES, Net, Tables, chunk_seconds, finish, pair_hop, place_of, rank_windows, spans_of
+from estimator.compose import (
+    PASSES,
+    Net,
+    Tables,
+    chunk_seconds,
+    finish,
+    pair_hop,
+    place_of,
+    program_of,
+    rank_windows,
+    spans_of,
+)
 from estimator.gradients import cover_of, hidden_behind
 from estimator.jit import njit
 from estimator.keep import at_home, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
+from estimator.span_codes import splits_backward
 from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch
 from search.gate import derive, passes, set_options
 from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part
@@ -65,7 +76,7 @@ def sweep(
             i, part.schedule[i], part.pp[i], part.vpp[i], part.m[i], hop, part.id[i], num_plain + part.num_blocks[i],
             num_plain, part.flags[i], part.zero[i], lane_o, lane_g, lane_kind,
         )  # fmt: skip
-        place = place_of(t, part.layout[i], job.p)
+        place, made = place_of(t, part.layout[i], job.p), program_of(t, part.program[i], job.p)
         if prune:
             # The corner takes the place of recompute 0, whose own seconds come later.
             least_seconds(t, part, i, place, options, cols, r, seconds)
@@ -75,24 +86,24 @@ def sweep(
                 x.again[CHEAPEST, 0, j] = 0.0
             x.fits[:] = False
             x.fits[0] = True
-            _fill_least(job, place, options, x)
+            _fill_least(job, place, made, options, x)
             low_step = finish(x.least[0], 0.0, least_update(t, part, i, place, options), 0.0, c)
             if _beaten(front, options, low_step, lows[i, 1]):
                 continue
         else:
             low_step = 0.0
-        fill_bytes(t, part, job, place, options, x)
+        fill_bytes(t, part, job, place, made, options, x)
         fill_seconds(t, part, job, place, options, prune, x)
         if prune:
             _drop(job, options, front, low_step, x)
-            _fill_least(job, place, options, x)
+            _fill_least(job, place, made, options, x)
         _open(c, job, options, front, prune, counts_out, x)
         for pp in range(2):
             kind = o = pair = 0
             while job.flags[2, pp] >= 0 and kind < KINDS_OF_ZERO:
                 n, kind, o, pair = _next_lanes(job, x.is_open, kind, o, pair)
                 if n > 0:
-                    _block(c, job, place, options, constraints, front, prune, counts_out, x, pp, n)
+                    _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n)
 
 
 @njit(cache=True)
@@ -108,7 +119,7 @@ def _drop(job, options, front, low_step, x):
 
 
 @njit(cache=True)
-def _fill_least(job, place, options, x):
+def _fill_least(job, place, made, options, x):
     """Span of each recompute in `fits` under the cheapest flags.
 
     The shorter of blocking and overlapped sends, where both are candidates.
@@ -130,7 +141,7 @@ def _fill_least(job, place, options, x):
             for pp in range(2):
                 if flags[2, pp] >= 0:
                     span = spans_of(
-                        place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m
+                        place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m, made
                     )
                     put(x.out, 0, span)
                     for lane in range(n):
@@ -212,11 +223,11 @@ def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
 
 
 @njit(cache=True)
-def _block(c, job, place, options, constraints, front, prune, counts_out, x, pp, n):
+def _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
     leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
     _fill_classes(job, place, options.keep, x.once, x.again, x.traffic, pp == 0, classes)
-    span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m)
+    span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m, made)
     rank_windows(place.leads, place.slots, classes, covers)
     for i in range(2 * leads):
         put(covers, i, cover_of(load(covers, i)))

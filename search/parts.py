@@ -31,6 +31,7 @@ class Part(NamedTuple):
     net: np.ndarray
     layout: np.ndarray
     schedule: np.ndarray
+    program: np.ndarray
     pp: np.ndarray
     vpp: np.ndarray
     m: np.ndarray

@@ -46,7 +46,8 @@ from estimator.memory import (
     second_set,
     static_bytes,
 )
-from estimator.span import DUALPIPE, in_flight_peak, owed_peak, scratch_rows
+from estimator.span import in_flight_peak, owed_peak, scratch_rows
+from estimator.span_codes import holds_pairs
 from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
 
 __all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "least_memory", "new_scratch"]
@@ -128,13 +129,14 @@ def new_scratch(t, options):
     num, buckets = options.plain.shape[0] + options.block_layers.size, options.buckets.size
     cols, r = seconds_scratch(t.again.shape[1], kinds)
     witness = np.full((2, WIDTH), np.inf)
+    walked = np.max(t.programs[:, 10] + t.programs[:, 11])  # rows of a program
     return Scratch(
         cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, TRAFFIC)),
         np.empty((num, ranks)), np.empty((num, ranks)), np.zeros((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
         np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num),
         np.zeros((4, 2)), np.empty((4, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
-        np.empty((PASSES * deepest, WIDTH)), np.empty((scratch_rows(ranks), WIDTH)), np.empty((2 * leads, WIDTH)),
-        np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
+        np.empty((PASSES * deepest, WIDTH)), np.empty((max(scratch_rows(ranks), walked), WIDTH)),
+        np.empty((2 * leads, WIDTH)), np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
     )  # fmt: skip
 
 
@@ -169,7 +171,7 @@ def fill_seconds(t, part, job, place, options, prune, x):
 
 
 @njit(cache=True)
-def fill_bytes(t, part, job, place, options, x):
+def fill_bytes(t, part, job, place, made, options, x):
     """What depends on ZeRO and recompute alone: memory, data-parallel traffic, update."""
     base, again, net, c = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]], t.constants
     p, num_classes = job.p, place.counts.shape[0]
@@ -178,7 +180,7 @@ def fill_bytes(t, part, job, place, options, x):
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
     line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(options.keep)
     late = np.empty((2, p, place.slots.shape[1]))
-    owed_peak(job.code, p, job.m, late)
+    owed_peak(job.code, p, job.m, made, late)
     owed_bytes(place.counts, base, owed)
     moving, plain, update = x.moving, x.plain, x.update
     fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
@@ -189,8 +191,8 @@ def fill_bytes(t, part, job, place, options, x):
         if job.flags[1, ep] < 0:
             continue
         flying = np.empty(place.slots.shape)
-        in_flight_peak(job.code, p, job.v, job.m, flying)
-        second_set(job.code == DUALPIPE, ep, flying)
+        in_flight_peak(job.code, p, job.v, job.m, made, flying)
+        second_set(holds_pairs(job.code), ep, flying)
         for o in range(job.num):
             choice, layers = choice_of(options, job.num_plain, o)
             chunk_bytes(place.counts, place.first, layers, again, choice, saved, most, live)

@@ -19,7 +19,7 @@ import numpy as np
 
 from estimator.compose import Constants, Tables
 from estimator.rules import RULES, Case, check, explain
-from estimator.span import CODES
+from estimator.span_codes import CODES
 from estimator.step import distinct
 from estimator.strategy import Recompute, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, read_only
@@ -243,7 +243,7 @@ class _Maker:
 
         Without effect are sequence parallelism and pieces of its traffic at tp 1, the kind of cp at cp 1, the order of
         ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share, and with nothing to share
-        what ZeRO-3 gathers when.
+        what ZeRO-3 gathers when; groups of what is not interleaved, where those of pp are those of 0.
         """
         repeats = np.zeros_like(ok)
         alone = {
@@ -251,6 +251,7 @@ class _Maker:
             "rank_order": (case.pp == 1) | (case.dp == 1), "tp_chunks": case.tp == 1,
             "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
             "reshard_after_forward": ~shares_weights(case.sizes), "prefetch_blocks": ~shares_weights(case.sizes),
+            "interleave_group": np.full(ok.shape, case.strategy.schedule is not Schedule.INTERLEAVED),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
             idle = np.flatnonzero(ok & has_no_effect)
@@ -259,6 +260,9 @@ class _Maker:
                 earlier: dict[str, Any] = {axis: value}
                 strategy = replace(case.strategy, **earlier)
                 repeats[idle] |= check(Case(mine.model, strategy, mine.system, mine.workload, mine.sizes)) == 0
+        group = case.strategy.interleave_group or case.pp
+        for value in self.space.axes["interleave_group"][: places["interleave_group"]]:
+            repeats |= ok & (group == (value or case.pp))
         return repeats
 
     def _rows(
@@ -267,6 +271,8 @@ class _Maker:
         s = {name: values[kept] for name, values in case.sizes.items()}
         schedule = case.strategy.schedule
         layouts, depths = finder.made(case.strategy, s)
+        program_of, orders = distinct(s, ("pp", "vpp", "num_micro_batches"))
+        made = [finder.builder.program(schedule, *map(int, shape)) for shape in zip(*orders.values(), strict=True)]
         shared, per_chunk = shares_weights(s), case.strategy.recompute_per_chunk is not None
         refuses = refused_overlaps(case.strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
@@ -278,6 +284,7 @@ class _Maker:
         self._count_options(len(kept), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
             "layout": layouts, "schedule": np.full(len(kept), CODES[schedule]),
+            "program": np.array(made, dtype=np.int64)[program_of],
             "pp": s["pp"].astype(np.int64), "vpp": s["vpp"].astype(np.int64),
             "num_micro_batches": s["num_micro_batches"].astype(np.int64), "id": ids[kept], "flags": flags,
             "zero": zero, "num_blocks": num_blocks, "legal": legal,

@@ -310,8 +310,9 @@ class SweepWorker:
 
 
 def _part(s: Structures) -> Part:
-    return Part(row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, pp=s.pp, vpp=s.vpp, m=s.num_micro_batches,
-                id=s.id, flags=s.flags, zero=s.zero, num_blocks=s.num_blocks, legal=s.legal)  # fmt: skip
+    return Part(row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, program=s.program, pp=s.pp,
+                vpp=s.vpp, m=s.num_micro_batches, id=s.id, flags=s.flags, zero=s.zero, num_blocks=s.num_blocks,
+                legal=s.legal)  # fmt: skip
 
 
 def _seeded(found: Swept, system: int) -> Staircase:

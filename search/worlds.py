@@ -82,6 +82,7 @@ class Structures:
     net: np.ndarray
     layout: np.ndarray
     schedule: np.ndarray
+    program: np.ndarray
     pp: np.ndarray
     vpp: np.ndarray
     num_micro_batches: np.ndarray

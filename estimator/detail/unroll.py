@@ -157,7 +157,8 @@ class _Unroller:
         return bool(self.case.sizes["overlap_ep"][0]) and bool(self.case.sizes["ep"][0] > 1)
 
     def _orders(self) -> Order:
-        passes = order(self.case.strategy.schedule, self.p, self.m, self.v)
+        s = self.case.strategy
+        passes = order(s.schedule, self.p, self.m, self.v, s.interleave_group)
         has_pairs = any(item.kind is Kind.PAIR for items in passes for item in items)
         return [side_by_side(items) for items in passes] if self._beside and not has_pairs else passes
 

@@ -13,7 +13,7 @@ not shorten compute.
 from estimator.schedule.one_way import side_by_side
 from estimator.schedule.passes import Kind, Order, Pass
 from estimator.schedule.rules import check_conditions, order, placement
-from estimator.schedule.simulation import Simulation, in_flight, simulate
+from estimator.schedule.simulation import Simulation, in_flight, owed, simulate
 
-__all__ = ["Kind", "Order", "Pass", "Simulation", "check_conditions", "in_flight", "order", "placement",
+__all__ = ["Kind", "Order", "Pass", "Simulation", "check_conditions", "in_flight", "order", "owed", "placement",
            "side_by_side", "simulate"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""DualPipe's order, one rank at a time: micro-batches enter at both ends of the pipeline."""
+"""Orders of DualPipe, one rank at a time: micro-batches enter at both ends, or return from the turn of a V."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from collections.abc import Iterator
 
 from estimator.schedule.passes import Kind, Pass
 
-__all__ = ["dualpipe"]
+__all__ = ["dualpipe", "dualpipe_v"]
 
 
 def dualpipe(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
     """Micro-batches fed from both ends: DeepSeek-V3, arXiv:2412.19437, Fig. 5 and section 3.2.1.
 
     Micro-batches 0 .. m/2 - 1 flow from rank 0 to p - 1, the rest the other way. Phase 0 is the direction whose entry
-    is nearer to this rank, phase 1 the other; `depth` is the distance to the nearer end.
+    is nearer to this rank, phase 1 the other.
     """
-    half, depth = p // 2, min(rank, p - 1 - rank)
+    depth = min(rank, p - 1 - rank)
+    firsts = (0, m // 2) if rank < p // 2 else (m // 2, 0)
+    return _eight_steps(p // 2, depth, m // 2, (depth, p - 1 - depth), firsts)
+
+
+def dualpipe_v(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
+    """One half of DualPipe over 2p ranks: chunks i and 2p - 1 - i on rank i, whose weights no other rank holds.
+
+    The way back of every micro-batch is the other direction ("cut in half", DeepSeek's DualPipe).
+    """
+    return _eight_steps(p, rank, m, (rank, 2 * p - 1 - rank), (0, 0))
+
+
+def _eight_steps(half: int, depth: int, m: int, chunks: tuple[int, int], firsts: tuple[int, int]) -> Iterator[Pass]:
+    """Passes of the rank `depth` from its end of `half` ranks: m micro-batches of each phase, from `firsts` on."""
     inner = half - 1 - depth
-    chunks = (depth, p - 1 - depth)
-    firsts = (0, m // 2) if rank < half else (m // 2, 0)
     forwards, backwards = [0, 0], [0, 0]
     owed: deque[Pass] = deque()  # weight gradients put off, oldest first
 
@@ -54,7 +66,7 @@ def dualpipe(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
         yield forward(1)
 
     # Step 4 (main): overlapped pairs, forward 0 with backward 1, then forward 1 with backward 0
-    for index in range(m // 2 - p + depth + 1):
+    for index in range(m - 2 * half + depth + 1):
         if index == 0 and inner == 0:  # the other middle rank waits for this forward, so it is not held up by a pair
             yield forward(0)
             yield backward(1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from estimator.schedule.passes import Kind, Pass
 
-__all__ = ["gpipe", "interleaved", "one_f_one_b", "side_by_side", "zb_h1"]
+__all__ = ["breadth_first", "gpipe", "interleaved", "one_f_one_b", "side_by_side", "zb_h1", "zb_h2"]
 
 
 def gpipe(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
@@ -25,21 +25,38 @@ def one_f_one_b(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
         yield Pass(Kind.BW, rank, k)
 
 
-def interleaved(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
-    """1F1B over v chunks a rank, p micro-batches a chunk at a time: Narayanan 2021, arXiv:2104.04473, section 2.2."""
+def interleaved(p: int, m: int, v: int, rank: int, group: int) -> Iterator[Pass]:
+    """1F1B over v chunks a rank, `group` micro-batches a chunk at a time; a last, smaller group holds what is left.
+
+    With groups of p: Narayanan 2021, arXiv:2104.04473, section 2.2. Larger ones are Megatron-Core's
+    microbatch_group_size_per_vp_stage.
+    """
+    table = [
+        (local, k)
+        for start in range(0, m, group)
+        for local in range(v)
+        for k in range(start, min(start + group, m))
+    ]  # fmt: skip
 
     def passes(kind: Kind, n: int) -> Pass:
-        group, place = divmod(n, p * v)
-        local = place // p if kind is Kind.F else v - 1 - place // p
-        return Pass(kind, local * p + rank, group * p + place % p)
+        local, k = table[n]
+        return Pass(kind, (local if kind is Kind.F else v - 1 - local) * p + rank, k)
 
     total = m * v
-    warm_up = min(2 * (p - 1 - rank) + (v - 1) * p, total)
+    warm_up = min(2 * (p - 1 - rank) + (v - 1) * group, total)
     yield from (passes(Kind.F, n) for n in range(warm_up))
     for n in range(total):
         if n + warm_up < total:
             yield passes(Kind.F, n + warm_up)
         yield passes(Kind.BW, n)
+
+
+def breadth_first(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
+    """All micro-batches of a chunk before the next, forward, then backward: Lamy-Poirier 2022, arXiv:2211.05953."""
+    for chunk in range(rank, p * v, p):
+        yield from (Pass(Kind.F, chunk, k) for k in range(m))
+    for chunk in reversed(range(rank, p * v, p)):
+        yield from (Pass(Kind.BW, chunk, k) for k in range(m))
 
 
 def zb_h1(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
@@ -48,15 +65,29 @@ def zb_h1(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
     Rank i starts p - 1 - i forwards ahead and keeps i weight gradients back, so every rank holds p activations and the
     last rank's weight gradients fill the tail.
     """
-    warm_up = min(p - 1 - rank, m)
-    yield from (Pass(Kind.F, rank, k) for k in range(warm_up))
+    return _split(m, rank, p - 1 - rank, rank)
+
+
+def zb_h2(p: int, m: int, v: int, rank: int) -> Iterator[Pass]:
+    """Twice as far ahead and as late: ZB-H2 of Qi 2023, section 2.2. Every rank holds 2p - 1 activations.
+
+    No rank waits for its first gradient, so where F = B = W none waits at all; the last still begins p - 1 forwards
+    after the first, and ends as much later.
+    """
+    return _split(m, rank, 2 * (p - 1 - rank), 2 * rank)
+
+
+def _split(m: int, chunk: int, ahead: int, owed: int) -> Iterator[Pass]:
+    """One forward, one input gradient, one weight gradient: forwards `ahead` and weight gradients `owed` behind."""
+    warm_up = min(ahead, m)
+    yield from (Pass(Kind.F, chunk, k) for k in range(warm_up))
     for k in range(m):
         if k + warm_up < m:
-            yield Pass(Kind.F, rank, k + warm_up)
-        yield Pass(Kind.B, rank, k)
-        if k >= rank:
-            yield Pass(Kind.W, rank, k - rank)
-    yield from (Pass(Kind.W, rank, k) for k in range(max(m - rank, 0), m))
+            yield Pass(Kind.F, chunk, k + warm_up)
+        yield Pass(Kind.B, chunk, k)
+        if k >= owed:
+            yield Pass(Kind.W, chunk, k - owed)
+    yield from (Pass(Kind.W, chunk, k) for k in range(max(m - owed, 0), m))
 
 
 def side_by_side(items: Sequence[Pass]) -> list[Pass]:

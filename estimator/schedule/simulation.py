@@ -10,7 +10,7 @@ import numpy as np
 
 from estimator.schedule.passes import Kind, Order, Pass
 
-__all__ = ["Simulation", "gives", "in_flight", "needs", "simulate"]
+__all__ = ["Simulation", "gives", "in_flight", "needs", "owed", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,26 @@ def in_flight(passes: Order, chunks: np.ndarray) -> np.ndarray:
                 alive[local[item.back_chunk]] -= 1
         assert not alive.any(), f"rank {rank} keeps {alive} activations"
     return peak
+
+
+def owed(passes: Order, chunks: np.ndarray) -> np.ndarray:
+    """Micro-batches in flight, and those that only wait for their weight gradients, when a rank first owes most.
+
+    int [2, p, local]; those in flight here are without those that wait. Zero where backwards are whole.
+    """
+    out = np.zeros((2, *chunks.shape), dtype=np.int64)
+    for rank, items in enumerate(passes):
+        local = {int(chunk): index for index, chunk in enumerate(chunks[rank])}
+        now = np.zeros((2, chunks.shape[1]), dtype=np.int64)
+        for item in items:
+            at = local[item.chunk]
+            back = local[item.back_chunk] if item.kind is Kind.PAIR else at
+            now[0, at] += item.kind in (Kind.F, Kind.PAIR)
+            now[0, back] -= item.kind in (Kind.B, Kind.BW, Kind.PAIR)
+            now[1, at] += (item.kind is Kind.B) - (item.kind is Kind.W)
+            if now[1].sum() > out[1, rank].sum():
+                out[:, rank] = now
+    return out
 
 
 def _backward_of(item: Pass) -> tuple[int, int] | None:

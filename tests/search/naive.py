@@ -129,7 +129,8 @@ def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
     kind = s.context_parallel if s.cp > 1 else ContextParallel.RING
     order = s.rank_order if s.pp > 1 and system.num_chips > s.tp * s.cp * s.pp else RankOrder.TP_CP_DP_PP
     rest = replace(s, recompute=Recompute(), recompute_layers=0, sequence_parallel=split, context_parallel=kind)
-    rest = replace(rest, rank_order=order, layout=layout)
+    group = s.interleave_group if s.schedule is Schedule.INTERLEAVED and s.interleave_group != s.pp else 0
+    rest = replace(rest, rank_order=order, layout=layout, interleave_group=group)
     return system, rest, recompute, layers
 
 

@@ -51,6 +51,16 @@ SMALL = {
         "pp: [1, 2, 4], vpp: [1, 2], schedule: [gpipe, 1f1b, interleaved, zb-h1, dualpipe], recompute: [none, "
         "selective, block, full], recompute_layers: [0, 2, 8, 40], zero_stage: [0, 2], overlap: {pp: [0, 1]}"
     ),
+    "walked schedules": space_of(
+        "pp: [2, 4], vpp: [1, 2], schedule: [zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min, dualpipe-v, breadth-first], "
+        "recompute: [none, full], zero_stage: [0, 2], overlap: {pp: [0, 1], dp: [0, 1]}",
+        batch=64,
+    ),
+    "groups of micro-batches": space_of(
+        "pp: [2, 4], vpp: [1, 2], ep: [1, 4], schedule: [interleaved, 1f1b, dualpipe-v], "
+        "interleave_group: [0, 2, 4, 8], overlap: {ep: [0, 1]}, recompute: [none, full]",
+        model="mixtral", batch=64, chips="32",
+    ),
     "blocks without full": space_of(
         "pp: [2, 4], recompute: [block, layernorm+mla_up_proj, layernorm], recompute_layers: {range: [1, 20]}, "
         "zero_stage: [0, 3], micro_batch: [2, 1]"
