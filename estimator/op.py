@@ -214,6 +214,7 @@ class Op:
     partners: tuple[str, ...] = ()  # GEMMs of the block and phase that a tensor-parallel collective runs beside
     max_domains: int = 0  # node-limited all-to-all; 0: no limit
     fanout: float = 1.0  # rows of a token in an all-to-all
+    load: Array = 1.0  # rows of the fullest rank over the mean: experts under routing skew
 
     def but(self, **changes: object) -> Op:
         """A copy with some fields changed: dataclasses.replace at a tenth of its cost."""

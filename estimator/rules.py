@@ -124,7 +124,13 @@ def _ffn(c: Case) -> np.ndarray:
 def _experts(c: Case) -> np.ndarray:
     if c.model.moe is None:
         return (c.ep == 1) & (c.etp == 1)
-    return _divides(c.model.moe.num_experts, c.ep) & _divides(c.model.moe.ffn, c.etp)
+    held = c.model.moe.num_experts + c.strategy.redundant_experts * (c.ep > 1)
+    return np.asarray(held % np.maximum(c.ep, 1) == 0) & _divides(c.model.moe.ffn, c.etp)
+
+
+def _redundant(c: Case) -> np.ndarray:
+    moe = c.model.moe
+    return _true(c) & (moe is None or c.strategy.redundant_experts <= moe.num_experts)
 
 
 def _expert_world(c: Case) -> np.ndarray:
@@ -279,8 +285,12 @@ RULES: tuple[Rule, ...] = (
          "choose tp among divisors or multiples of the kv heads"),
     Rule("ffn", _ffn, "ffn ({ffn}) of dense layers and shared experts must be divisible by tp ({tp})",
          "choose a divisor"),
-    Rule("experts", _experts, "experts ({num_experts}) must be divisible by ep ({ep}) and expert ffn by etp ({etp})",
+    Rule("experts", _experts, "experts ({num_experts} and {redundant_experts} copies) must be "
+         "divisible by ep ({ep}) and expert ffn by etp ({etp})",
          "a dense model has ep = etp = 1"),
+    Rule("redundant_experts", _redundant,
+         "copies of experts ({redundant_experts}) must be at most as many as the experts ({num_experts})",
+         "lower redundant_experts"),
     Rule("expert_world", _expert_world,
          "tp * cp * dp ({tp} * {cp} * {dp}) must be divisible by ep * etp ({ep} * {etp})",
          "lower ep or etp, or pp to raise dp"),
@@ -356,6 +366,7 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,
+        "redundant_experts": s.redundant_experts,
         "seq": case.workload.seq, "chip": case.system.chip.name,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
         "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),

@@ -9,6 +9,7 @@ import numpy as np
 from estimator.auto_layout import configured_layouts
 from estimator.batch import Out, Rows, compose_rows
 from estimator.compose import Place, place_of
+from estimator.imbalance import MEDIAN
 from estimator.layout import even_layers
 from estimator.memory import ITEMS, RESERVED_FACTOR
 from estimator.model import ModelSpec
@@ -36,12 +37,14 @@ MAX_KEYS = 1 << 22  # look-up table of 32 MB; beyond it keys are sorted
 
 
 def evaluate(
-    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, gate: bool = False
-) -> StepResult:
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, gate: bool = False,
+    quantile: float = MEDIAN,
+) -> StepResult:  # fmt: skip
     """Price one strategy, or `[N]` strategies that share their structure fields.
 
     An illegal scalar raises ValueError (law, offence, remedy); illegal rows of a batch are marked with their rule. A
-    row that does not fit in memory is infeasible; `gate` leaves its seconds unpriced (NaN).
+    row that does not fit in memory is infeasible; `gate` leaves its seconds unpriced (NaN). `quantile`: of how far the
+    fullest rank of experts is above the mean, where routing is skewed (band.py asks for others than the median).
     """
     case = Case.of(model, strategy, system, workload)
     code = check(case)
@@ -49,12 +52,14 @@ def evaluate(
     if scalar and code[0]:
         raise ValueError(explain(case, int(code[0])))
     if strategy.layout is LayoutRule.AUTO:
-        return _balanced(case, code, gate=gate) if not scalar else _best_layout(case, strategy, gate=gate)[1]
+        if scalar:
+            return _best_layout(case, strategy, gate=gate, quantile=quantile)[1]
+        return _balanced(case, code, gate=gate, quantile=quantile)
     legal = np.flatnonzero(code == 0)
     out = np.full((len(code), len(Out)), np.nan)
     stages: tuple[StageResult, ...] = ()
     if legal.size:
-        out[legal], stages = _compose(case, legal, gate=gate)
+        out[legal], stages = _compose(case, legal, gate=gate, quantile=quantile)
     columns = columns_of(out, model, system, workload, strategy)
     too_large = out[:, Out.DEVICE_MEMORY_BYTES] > system.usable_hbm_bytes
     fits = (code == 0) & ~too_large & (out[:, Out.HOST_MEMORY_BYTES] <= system.chip.host_memory_bytes)
@@ -83,10 +88,10 @@ def with_layout(model: ModelSpec, strategy: Strategy, system: SystemSpec, worklo
     code = check(case)
     if code[0]:
         raise ValueError(explain(case, int(code[0])))
-    return _best_layout(case, strategy, gate=False)[0]
+    return _best_layout(case, strategy, gate=False, quantile=MEDIAN)[0]
 
 
-def _best_layout(case: Case, strategy: Strategy, *, gate: bool) -> tuple[Strategy, StepResult]:
+def _best_layout(case: Case, strategy: Strategy, *, gate: bool, quantile: float) -> tuple[Strategy, StepResult]:
     """The fastest of the balanced layouts and the even one, and its price; where none fits, what takes least memory.
 
     Even can be faster where rounds are few: the busiest rank is then not all that a span depends on.
@@ -96,9 +101,9 @@ def _best_layout(case: Case, strategy: Strategy, *, gate: bool) -> tuple[Strateg
     even = even_layers(case.model.num_layers, len(found[0]))
     named: list[tuple[int, ...] | None] = [layers for layers in found if layers != even]
     options = [replace(strategy, layout=layers) for layers in (*named, None)]
-    priced = [(option, evaluate(parts[0], option, *parts[1:])) for option in options]
+    priced = [(option, evaluate(parts[0], option, *parts[1:], quantile=quantile)) for option in options]
     best = min(priced, key=lambda one: _merit(one[1]))
-    return best if not gate else (best[0], evaluate(parts[0], best[0], *parts[1:], gate=True))
+    return best if not gate else (best[0], evaluate(parts[0], best[0], *parts[1:], gate=True, quantile=quantile))
 
 
 def _merit(result: StepResult) -> tuple[bool, float, float]:
@@ -107,12 +112,13 @@ def _merit(result: StepResult) -> tuple[bool, float, float]:
     return (False, seconds, nbytes) if result.feasible else (True, nbytes, seconds)
 
 
-def _balanced(case: Case, code: np.ndarray, *, gate: bool) -> StepResult:
+def _balanced(case: Case, code: np.ndarray, *, gate: bool, quantile: float) -> StepResult:
     """A batch of strategies, each with the layout that balances it."""
     rows = []
     for i in range(len(code)):
         sizes = {name: float(case.sizes[name][i]) for name in case.strategy.sizes()}
-        rows.append(None if code[i] else _best_layout(case, case.strategy.with_sizes(sizes), gate=gate)[1])
+        s = case.strategy.with_sizes(sizes)
+        rows.append(None if code[i] else _best_layout(case, s, gate=gate, quantile=quantile)[1])
     told = [row for row in rows if row is not None]
     names = [c.name for c in COLUMNS]
     columns = {n: np.array([np.nan if row is None else row.columns[n] for row in rows]) for n in names}
@@ -123,12 +129,14 @@ def _balanced(case: Case, code: np.ndarray, *, gate: bool) -> StepResult:
     )  # fmt: skip
 
 
-def _compose(case: Case, legal: np.ndarray, *, gate: bool) -> tuple[np.ndarray, tuple[StageResult, ...]]:
+def _compose(
+    case: Case, legal: np.ndarray, *, gate: bool, quantile: float
+) -> tuple[np.ndarray, tuple[StageResult, ...]]:
     """Price the distinct rows of the legal candidates, then compose each."""
     s = case.strategy
     sizes = {name: values[legal] for name, values in case.sizes.items()}
     has_blocks = s.recompute.kind is RecomputeKind.BLOCK
-    builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,), has_blocks)
+    builder = TableBuilder(case.model, case.system, case.workload, s, (s.recompute,), has_blocks, quantile)
     row_of, rows = distinct(sizes, (*ROW_SIZES, *ROW_FLAGS))
     net_of, nets = distinct(sizes, NET_SIZES)
     layout_of, places = distinct(sizes, ("pp", "vpp"))

@@ -25,6 +25,7 @@ from estimator.cost.collective import (
 from estimator.cost.table import PriceTable, price_table
 from estimator.cost.work import work
 from estimator.graph import OpGraph
+from estimator.imbalance import MEDIAN, Routing
 from estimator.layout import Layout, layout_of
 from estimator.model import ModelSpec
 from estimator.op import Phase, Traffic
@@ -45,11 +46,11 @@ from estimator.workload import Workload
 from hardware.system import SystemSpec
 
 __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "fixed_host_s", "gradient_groups", "group_costs",
-           "jitter_share", "model_flops_per_token"]  # fmt: skip
+           "jitter_share", "model_flops_per_token", "twin_groups", "twinned_share"]  # fmt: skip
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
-SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph")
+SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph", "redundant_experts")
 """Structure fields that decide which ops a row has and what they cost; recompute and precision stand beside them."""
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 ROW_FLAGS = ("overlap_cp",)
@@ -81,7 +82,7 @@ def model_flops_per_token(model: ModelSpec, seq: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _one_row(
-    model: ModelSpec, seq: int, system: SystemSpec, shaping: tuple[Any, ...], precision: str,
+    model: ModelSpec, seq: int, system: SystemSpec, shaping: tuple[Any, ...], routing: Routing, precision: str,
     choices: tuple[Recompute, ...], sizes: tuple[float, ...],
 ) -> PriceTable:  # fmt: skip
     """Prices of one row: what a scalar evaluation needs again and again while pp, ZeRO or overlaps change."""
@@ -89,6 +90,7 @@ def _one_row(
         build(model, seq),
         system,
         shaping,
+        routing,
         recipe(precision),
         choices,
         dict(zip((*ROW_SIZES, *ROW_FLAGS), sizes, strict=True)),
@@ -96,18 +98,20 @@ def _one_row(
 
 
 def _rows(
-    graph: OpGraph, system: SystemSpec, shaping: tuple[Any, ...], r: PrecisionRecipe, choices: tuple[Recompute, ...],
-    sizes: Mapping[str, Size],
+    graph: OpGraph, system: SystemSpec, shaping: tuple[Any, ...], routing: Routing, r: PrecisionRecipe,
+    choices: tuple[Recompute, ...], sizes: Mapping[str, Size],
 ) -> PriceTable:  # fmt: skip
     """Lower and price rows: SHAPING, and ROW_SIZES and ROW_FLAGS as plain floats, or each [R]. Nothing else counts."""
     s = Strategy(**dict(zip(SHAPING, shaping, strict=True))).with_sizes(dict(sizes))
-    return price_table(lower(graph, s, r), s, system, r, choices)
+    return price_table(lower(graph, s, r, routing), s, system, r, choices)
 
 
 @lru_cache(maxsize=4096)
-def _one_net(system: SystemSpec, has_experts: bool, order: RankOrder, sizes: tuple[float, ...]) -> np.ndarray:
+def _one_net(
+    system: SystemSpec, has_experts: bool, order: RankOrder, sizes: tuple[float, ...], twinned: float
+) -> np.ndarray:
     n = {name: np.array([size]) for name, size in zip(NET_SIZES, sizes, strict=True)}
-    return group_costs(system, has_experts, order, n)
+    return group_costs(system, has_experts, order, n, twinned)
 
 
 def gradient_groups(
@@ -138,13 +142,23 @@ def replica_group(order: RankOrder, n: dict[str, np.ndarray]) -> Factors:
     return [(n["dp_replicate"], apart if order is RankOrder.TP_CP_DP_PP else apart * n["pp"])]
 
 
-def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray]) -> np.ndarray:
+def twinned_share(model: ModelSpec, strategy: Strategy) -> float:
+    """Share of the experts that ranks hold of which another rank of their ep group holds a copy: two for each copy."""
+    if model.moe is None:
+        return 0.0
+    return min(2.0 * strategy.redundant_experts / (model.moe.num_experts + strategy.redundant_experts), 1.0)
+
+
+def group_costs(
+    system: SystemSpec, has_experts: bool, order: RankOrder, n: dict[str, np.ndarray], twinned: float = 0.0
+) -> np.ndarray:
     """Costs of data-parallel groups and stage hops [G, Net] for NET_SIZES, each [G].
 
     Ranks run tp, cp, dp, pp from the inside out, or tp, cp, pp, dp; experts fold over tp, cp, dp as etp, ep, edp.
     `copies`: ranks of other stages that hold the same weights (DualPipe: rank p-1-i, half a pipeline away on average);
     they share gradients and states like data-parallel ranks. Under HSDP the `dp_replicate` replicas lie outside the
-    ranks over which ZeRO shards: shards are neighbours.
+    ranks over which ZeRO shards: shards are neighbours. `twinned`: share of a rank's experts that have a copy on
+    another rank of their ep group, half of it away on average, and share gradients and states with that one as well.
     """
     inner, experts = n["tp"] * n["cp"], n["etp"] * n["ep"]
     dense, expert, stage = gradient_groups(order, n)
@@ -161,6 +175,8 @@ def group_costs(system: SystemSpec, has_experts: bool, order: RankOrder, n: dict
     if not has_experts:
         for column in (Net.EDP_LATENCY, Net.ESHARD_LATENCY, Net.EREPLICA_LATENCY):
             out[:, column] = 0.0
+    elif twinned:
+        _fill_twins(out, system, order, n, twinned * (n["ep"] > 1))
     return out
 
 
@@ -186,6 +202,25 @@ def _fill_shards(
         # An all-reduce is two reduce-scatters' worth; each rank's part of the gradients is what its shard holds.
         out[:, last] = 2.0 * across.per_byte / shards if across else 0.0
         out[:, last + 1] = 2.0 * across.latency_s if across else 0.0
+
+
+def _fill_twins(
+    out: np.ndarray, system: SystemSpec, order: RankOrder, n: dict[str, np.ndarray], share: np.ndarray
+) -> None:
+    """Columns of experts' groups where a `share` of a rank's experts have a copy in their ep group."""
+    for replicas, first in ((1.0, Net.EDP), (n["dp_replicate"], Net.ESHARDS)):
+        group = twin_groups(order, n, replicas)
+        both = nested(Traffic.REDUCE_SCATTER, system, group)
+        out[:, first + 1] += share * (both.per_byte - out[:, first + 1])
+        out[:, first + 2] += np.where(share > 0, both.latency_s, 0.0)
+    outer = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
+    out[:, Net.ESHARD_OUTER] += share * (outer - out[:, Net.ESHARD_OUTER])
+
+
+def twin_groups(order: RankOrder, n: dict[str, np.ndarray], replicas: np.ndarray | float = 1.0) -> Factors:
+    """The ranks that share gradients of an expert that two ranks of each ep group hold."""
+    pair = (np.where(n["ep"] > 1, 2.0, 1.0), np.maximum(n["etp"] * n["ep"] / 2, 1.0))
+    return [pair, *gradient_groups(order, n, replicas)[1]]
 
 
 @lru_cache(maxsize=256)
@@ -259,6 +294,7 @@ class TableBuilder:
     strategy: Strategy  # its structure fields hold for every row
     choices: tuple[Recompute, ...] = (NONE, FULL)
     has_blocks: bool = True  # block recompute mixes none and full, which then come first
+    quantile: float = MEDIAN  # of routing skew
     graph: OpGraph = field(init=False)
     recipe: PrecisionRecipe = field(init=False)
     _layouts: dict[tuple[Schedule, int, int, tuple[int, ...] | None], int] = field(default_factory=dict, init=False)
@@ -333,16 +369,18 @@ class TableBuilder:
         sizes = {name: rows[name] for name in ROW_SIZES}
         sizes |= {name: rows[name] if name in rows else np.atleast_1d(s.sizes()[name]) for name in ROW_FLAGS}
         shaping = tuple(getattr(s, name) for name in SHAPING)
+        routing = Routing.of(self.model, self.workload, self.quantile)
         if len(rows["tp"]) == 1:
             one = tuple(float(values[0]) for values in sizes.values())
-            return _one_row(self.model, self.workload.seq, self.system, shaping, s.precision, self.choices, one)
-        return _rows(self.graph, self.system, shaping, self.recipe, self.choices, sizes)
+            where = self.model, self.workload.seq, self.system
+            return _one_row(*where, shaping, routing, s.precision, self.choices, one)
+        return _rows(self.graph, self.system, shaping, routing, self.recipe, self.choices, sizes)
 
     def nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
         """Costs of the groups of NET_SIZES, each [G]: [G, Net]."""
         has_experts = self.model.moe is not None
-        order = self.strategy.rank_order
+        order, twinned = self.strategy.rank_order, twinned_share(self.model, self.strategy)
         if len(nets["dp"]) == 1:
             sizes = tuple(float(nets[name][0]) for name in NET_SIZES)
-            return _one_net(self.system, has_experts, order, sizes)
-        return group_costs(self.system, has_experts, order, nets)
+            return _one_net(self.system, has_experts, order, sizes, twinned)
+        return group_costs(self.system, has_experts, order, nets, twinned)

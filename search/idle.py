@@ -42,6 +42,8 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     quiet = replace(s, tp_chunks=s.tp_chunks if off.get("overlap_tp", s.overlap.tp) else Chunks())
     if model.moe is None or not dp_overlap or s.zero_stage >= 3:
         quiet = replace(quiet, expert_bucket_bytes=None)
+    if model.moe is None or s.ep == 1:
+        quiet = replace(quiet, redundant_experts=0)
     return quiet.with_sizes(off)
 
 

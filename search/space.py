@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 import spaces
+from estimator.imbalance import Routing
 from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_from_mapping
 from estimator.result import COLUMNS, column
@@ -202,7 +203,7 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
         name=_name(document, stem),
         model=model,
         systems=_systems(document),
-        workload=_workload(document),
+        workload=_workload(document, model),
         axes=axes,
         objectives=_objectives(document),
         constraints=_constraints(document),
@@ -284,13 +285,23 @@ def _refused(document: Document, key: Key, error: ValueError) -> SpaceError:
     return SpaceError(f"{where}: {' '.join(str(error).split())}")
 
 
-def _workload(document: Document) -> Workload:
-    names = [f.name for f in fields(Workload)]
-    given = document.mapping(("workload",), names)
-    for name in names:
+def _workload(document: Document, model: ModelSpec) -> Workload:
+    given = document.mapping(("workload",), [f.name for f in fields(Workload)])
+    sizes = ("seq", "global_batch")
+    for name in sizes:
         if given.get(name) is None:
             raise document.error(("workload", name), "is required, but absent", accepted=f"a line '{name}: ...'")
-    return Workload(**{n: whole(document, ("workload", n), given[n], 1, MAX_TOKENS) for n in names})
+    counts = {n: whole(document, ("workload", n), given[n], 1, MAX_TOKENS) for n in sizes}
+    key: Key = ("workload", "routing_skew")
+    skew = given.get("routing_skew", 0.0)
+    if not isinstance(skew, int | float) or isinstance(skew, bool):
+        raise document.error(key, "must be a number", skew, "0 (balanced), 0.3")
+    try:
+        workload = Workload(**counts, routing_skew=float(skew))
+        Routing.of(model, workload)
+    except ValueError as error:
+        raise document.error(key, str(error), skew, "0 (balanced), 0.3") from None
+    return workload
 
 
 def _objectives(document: Document) -> tuple[Objective, ...]:

@@ -242,8 +242,9 @@ class _Maker:
         """Points that an earlier value of an axis stands for.
 
         Without effect are sequence parallelism and pieces of its traffic at tp 1, the kind of cp at cp 1, the order of
-        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share, and with nothing to share
-        what ZeRO-3 gathers when; groups of what is not interleaved, where those of pp are those of 0.
+        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share, copies of experts at ep 1,
+        and with nothing to share what ZeRO-3 gathers when; groups of what is not interleaved, where those of pp are
+        those of 0.
         """
         repeats = np.zeros_like(ok)
         alone = {
@@ -252,6 +253,7 @@ class _Maker:
             "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
             "reshard_after_forward": ~shares_weights(case.sizes), "prefetch_blocks": ~shares_weights(case.sizes),
             "interleave_group": np.full(ok.shape, case.strategy.schedule is not Schedule.INTERLEAVED),
+            "redundant_experts": (case.ep == 1) | (case.model.moe is None),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
             idle = np.flatnonzero(ok & has_no_effect)

@@ -203,7 +203,7 @@ class _Pricer:
                 cut_s = self.cut_seconds(op, block, p.seconds, cut[op.name]) if op.name in cut else p.seconds
                 if phase is Phase.FORWARD:
                     priced[op.name] = _Priced(p, cut_s, op.rides)
-            total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0, cut_s)
+            total.add_compute(op, p.seconds, p.source, p.work.flops / op.load if p.work.matrix else 0.0, cut_s)
         return total
 
     def cut_seconds(self, op: Op, block: Block, whole: Array, num: int) -> Array:

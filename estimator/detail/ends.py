@@ -99,11 +99,12 @@ class Ends:
 
     def _reduce(self, rank: int) -> list[int]:
         """Gradients of stages 0 and 1: bucket by bucket beside the last backward passes, or all at the end."""
-        if not self.shared or self.zero >= 2:
+        alone = not self.shared and self.traffic.expert.per_byte == 0  # copies of experts share gradients all the same
+        if alone or self.zero >= 2:
             return []
         times = 2.0 if self.zero == 0 else 1.0
         dense, expert = self._held(rank)
-        if not self.case.sizes["overlap_dp"][0]:
+        if not (self.shared and self.case.sizes["overlap_dp"][0]):
             what = self.traffic.transfer(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes, times)
             after = self._last_tails(rank)
             return [self._dp(rank, "gradients.reduce", what, Shield.NOTHING, after)]

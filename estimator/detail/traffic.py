@@ -18,7 +18,7 @@ from estimator.cost.collective import (
 from estimator.cost.overlap import SLOWDOWN
 from estimator.op import Group, Op, Traffic
 from estimator.strategy import Strategy
-from estimator.tables import NET_SIZES, gradient_groups, group_costs
+from estimator.tables import NET_SIZES, gradient_groups, group_costs, twin_groups
 from hardware.system import SystemSpec
 
 __all__ = ["GradientTraffic", "Transfer", "stage_hop", "transfer_of"]
@@ -83,12 +83,18 @@ class GradientTraffic:
     stage_stride: float
 
     @classmethod
-    def of(cls, sizes: dict[str, np.ndarray], s: Strategy, system: SystemSpec, *, has_experts: bool) -> GradientTraffic:
-        """For NET_SIZES, each [1]."""
+    def of(
+        cls, sizes: dict[str, np.ndarray], s: Strategy, system: SystemSpec, *, has_experts: bool, twinned: float = 0.0
+    ) -> GradientTraffic:
+        """For NET_SIZES, each [1]; `twinned` as in group_costs."""
         n = {name: np.asarray(sizes[name], dtype=np.float64) for name in NET_SIZES}
-        (d, d_byte, d_latency, e, e_byte, e_latency, *_) = group_costs(system, has_experts, s.rank_order, n)[0].tolist()
+        costs = group_costs(system, has_experts, s.rank_order, n, twinned)
+        (d, d_byte, d_latency, e, e_byte, e_latency, *_) = costs[0].tolist()
         dense, expert, stage = gradient_groups(s.rank_order, n)
         loads = [tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, g))[0] for g in (dense, expert)]
+        if twinned and n["ep"][0] > 1:
+            twins = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, twin_groups(s.rank_order, n)))[0]
+            loads[1] = (1.0 - twinned) * loads[1] + twinned * twins
         return cls(
             dense=Linear(d_byte, d_latency), expert=Linear(e_byte, e_latency), dense_loads=loads[0],
             expert_loads=loads[1], dense_ranks=d, expert_ranks=e, stage_stride=float(stage[0]),

@@ -14,6 +14,7 @@ from estimator.detail.passes import BlockRun, PassWriter, Shares
 from estimator.detail.script import Lane
 from estimator.detail.traffic import GradientTraffic, stage_hop
 from estimator.graph import BlockKind, OpGraph
+from estimator.imbalance import Routing
 from estimator.layout import Layout, even_layers, layout_of
 from estimator.memory import RESERVED_FACTOR
 from estimator.model import ModelSpec
@@ -24,7 +25,7 @@ from estimator.rules import Case, check, explain
 from estimator.schedule import Kind, Order, Pass, order, side_by_side
 from estimator.step import evaluate, with_layout
 from estimator.strategy import LayoutRule, RecomputeKind, Strategy
-from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of
+from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of, twinned_share
 from estimator.tasks import Category, Device, Shield, Tasks
 from estimator.workload import Workload
 from hardware.system import SystemSpec
@@ -77,8 +78,9 @@ class _Unroller:
         self.graphs = self._graphs()
         self.layout: Layout = layout_of(case.model, self.graphs[False].kinds, s.schedule, self.p, self.v, s.layout)
         self.traffic = GradientTraffic.of(
-            {name: case.sizes[name] for name in NET_SIZES}, s, case.system, has_experts=case.model.moe is not None
-        )
+            {name: case.sizes[name] for name in NET_SIZES}, s, case.system, has_experts=case.model.moe is not None,
+            twinned=twinned_share(case.model, s),
+        )  # fmt: skip
         self.shared = self.traffic.dense_ranks > 1 or self.traffic.expert_ranks > 1
         self.zero = int(case.sizes["zero_stage"][0]) if self.shared else 0
         prices = TableBuilder(case.model, case.system, case.workload, s).prices({n: case.sizes[n] for n in ROW_SIZES})
@@ -94,7 +96,7 @@ class _Unroller:
     def _graphs(self) -> dict[bool, OpGraph]:
         """Blocks as they run without and with the strategy's recompute."""
         c, s = self.case, self.case.strategy
-        plain = lower(build(c.model, c.workload.seq), s, self.recipe)
+        plain = lower(build(c.model, c.workload.seq), s, self.recipe, Routing.of(c.model, c.workload))
         return {False: plain, True: recompute(plain, FULL if s.recompute.kind is RecomputeKind.BLOCK else s.recompute)}
 
     def _blocks(self, chunk: int) -> tuple[BlockRun, ...]:

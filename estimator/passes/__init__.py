@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from estimator.graph import OpGraph
+from estimator.imbalance import BALANCED, Routing
+from estimator.passes.balance import balance
 from estimator.passes.capture import capture
 from estimator.passes.collectives import insert_collectives
 from estimator.passes.differentiate import differentiate
@@ -16,9 +18,10 @@ from estimator.strategy import Fusion, Strategy
 __all__ = ["lower", "recompute"]
 
 
-def lower(graph: OpGraph, strategy: Strategy, recipe: PrecisionRecipe) -> OpGraph:
+def lower(graph: OpGraph, strategy: Strategy, recipe: PrecisionRecipe, routing: Routing = BALANCED) -> OpGraph:
     """Forward and backward of one rank, without recompute: shared by every recompute choice."""
     graph = shard(graph, strategy)
+    graph = balance(graph, strategy, routing)
     graph = insert_collectives(graph, strategy, recipe)
     graph = fuse(graph, strategy.fusion)
     graph = insert_quantization(graph, recipe, inside=Fusion.FUSED_QUANTIZE in strategy.fusion)

@@ -81,7 +81,7 @@ def _size(dim: Dim, s: Strategy, whole_tokens: bool) -> Array:
         return size / s.ep
     if axis is Axis.EXPERT_FFN:
         return size / s.etp
-    if axis is Axis.ROUTED:  # balanced routing: every token-parallel rank sends as many rows as it receives
+    if axis is Axis.ROUTED:  # the mean: every token-parallel rank sends as many rows as it receives (passes/balance.py)
         tokens_split = s.cp * s.tp if s.sequence_parallel else s.cp
         return size * s.micro_batch / tokens_split * s.etp
     return size

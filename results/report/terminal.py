@@ -128,6 +128,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"tp in {row['tp_chunks']} pieces" if row["overlap_tp"] and row["tp_chunks"] != str(Chunks()) else "",
         f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] and row["overlap_dp"] else "",
         f"of experts {experts}" if own_bucket else "",
+        f"{row['redundant_experts']} copies of experts" if row["redundant_experts"] and row["ep"] != 1 else "",
         row["precision"],
         row["optimizer"],
         f"fused: {row['fusion']}",

@@ -12,6 +12,7 @@ from estimator.build import build
 from estimator.cost.price import BACKENDS, price
 from estimator.cost.table import _Pricer
 from estimator.graph import Block
+from estimator.imbalance import Routing
 from estimator.op import Array, Op, OpKind, Phase
 from estimator.passes import lower, recompute
 from estimator.precision import PrecisionRecipe, recipe
@@ -44,7 +45,8 @@ class PricedOp:
 def price_ops(point: Point) -> list[PricedOp]:
     """Ops in the order of the model, phase by phase. Traffic that overlap hides is listed with its full seconds."""
     r = recipe(point.strategy.precision)
-    graph = lower(build(point.model, point.workload.seq), point.strategy, r)
+    routing = Routing.of(point.model, point.workload)
+    graph = lower(build(point.model, point.workload.seq), point.strategy, r, routing)
     graph = recompute(graph, point.strategy.recompute)
     pricer = _Pricer(point.strategy, point.system, r, tuple(BACKENDS))
     priced = []

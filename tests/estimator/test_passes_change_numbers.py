@@ -35,6 +35,7 @@ def pair(model, a, b, chips=16, **options):
     return step(model, Strategy(**a), chips, **options), step(model, Strategy(**b), chips, **options)
 
 
+SKEWED = replace(WORK, routing_skew=0.6)
 # what, model, without, with, columns that must grow, columns that must shrink
 CASES = {
     "tp": (LLAMA, {}, {"tp": 4}, ["exposed_comm_tp_s"], [MEMORY]),
@@ -113,6 +114,35 @@ CASES = {
         LLAMA, {"micro_batch": 4, "precision": "fp8"}, {"micro_batch": 4, "precision": "fp8_block"}, ["recompute_s"],
         [MEMORY]),
 }  # fmt: skip
+
+
+def test_routing_skew_costs_time_and_memory_and_no_model_flops():
+    even, uneven = (step(MIXTRAL, Strategy(ep=8), 16, work) for work in (WORK, SKEWED))
+    for name in ("step_time_s", "compute_s", "exposed_comm_ep_s", MEMORY):
+        assert uneven.columns[name] > even.columns[name], name
+    assert uneven.mfu * uneven.step_time_s == pytest.approx(even.mfu * even.step_time_s, rel=1e-12)
+
+
+def test_copies_of_experts_cost_memory_and_traffic_and_even_out_a_skewed_router():
+    s, copied = Strategy(ep=8), Strategy(ep=8, redundant_experts=8)
+    even, even_copied = step(MIXTRAL, s, 16), step(MIXTRAL, copied, 16)
+    for name in (MEMORY, "exposed_comm_dp_s", "optimizer_s", "step_time_s"):
+        assert even_copied.columns[name] > even.columns[name], name
+    assert even_copied.exposed_comm_ep_s == even.exposed_comm_ep_s
+    uneven, evened = step(MIXTRAL, s, 16, SKEWED), step(MIXTRAL, copied, 16, SKEWED)
+    for name in ("step_time_s", "compute_s", "exposed_comm_ep_s"):
+        assert evened.columns[name] < uneven.columns[name], name
+
+
+def test_skew_and_copies_change_nothing_where_no_rank_has_other_experts():
+    for model, s in ((LLAMA, Strategy()), (MIXTRAL, Strategy()), (MIXTRAL, Strategy(tp=2, sequence_parallel=True))):
+        plain = step(model, s, 16)
+        assert step(model, replace(s, redundant_experts=3), 16, SKEWED).columns == plain.columns
+
+
+def test_experts_padded_to_a_capacity_drop_what_is_above_it():
+    padded = replace(MIXTRAL, moe=replace(MIXTRAL.moe, capacity_factor=1.25))
+    assert step(padded, Strategy(ep=8), 16, SKEWED).columns == step(padded, Strategy(ep=8), 16).columns
 
 
 @pytest.mark.parametrize("what", CASES)

@@ -24,7 +24,12 @@ OFFENDERS = {
     "heads": (LLAMA, Strategy(tp=32), r"heads \(16\) must be divisible by tp \(32\)"),
     "kv_heads": (replace(LLAMA, num_heads=48, num_kv_heads=6), Strategy(tp=4), r"kv heads \(6\) and tp \(4\)"),
     "ffn": (replace(LLAMA, ffn=3001), Strategy(tp=2), r"ffn \(3001\).*tp \(2\)"),
-    "experts": (MIXTRAL, Strategy(ep=16), r"experts \(8\) must be divisible by ep \(16\)"),
+    "experts": (MIXTRAL, Strategy(ep=16), r"experts \(8 and 0 copies\) must be divisible by ep \(16\)"),
+    "redundant_experts": (
+        MIXTRAL,
+        Strategy(ep=3, redundant_experts=10),
+        r"copies of experts \(10\) must be at most .* experts \(8\)",
+    ),
     "expert_world": (MIXTRAL, Strategy(pp=4, ep=8, etp=4), r"tp \* cp \* dp .* must be divisible by ep \* etp"),
     "rank_order": (MIXTRAL, Strategy(ep=4, rank_order=RankOrder.TP_CP_PP_DP), r"1 \* 1 must be divisible by ep \* etp"),
     "moe_sequence_parallel": (MIXTRAL, Strategy(tp=2), "need sequence_parallel"),
@@ -113,6 +118,16 @@ def test_two_chunks_may_hold_no_layer_for_they_have_the_embedding_and_the_head()
 def test_expert_groups_may_span_more_than_data_parallel_ranks():
     """The law is etp * ep * edp = tp * cp * dp: here ep 8 with dp 2."""
     assert first_rule(MIXTRAL, Strategy(tp=4, pp=8, ep=8, sequence_parallel=True), h100(64), WORK) == [""]
+
+
+def test_copies_count_as_experts_where_ranks_share_them():
+    def at(ep, copies):
+        s = Strategy(ep=ep, redundant_experts=copies)
+        return first_rule(MIXTRAL, s, h100(64), WORK)[0]
+
+    assert at(8, 8) == at(16, 8) == at(1, 3) == at(4, 4) == ""  # on one rank there is nothing to even out
+    assert at(16, 0) == at(8, 4) == "experts"
+    assert first_rule(LLAMA, Strategy(redundant_experts=99), h100(64), WORK) == [""]
 
 
 def test_widths_that_no_layer_has_need_not_divide():

@@ -36,12 +36,12 @@ SHORT = {"llama": "llama3_8b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_
 
 def space_of(
     strategy: str, *, model: str = "llama", chips: str = "16", cluster: str = "dgx_h100", seq: int = 4096,
-    batch: int = 32, more: str = "", system: str = "",
+    batch: int = 32, more: str = "", system: str = "", skew: float = 0.0,
 ) -> Space:  # fmt: skip
     """A space from the text of its strategy (flow YAML) and of whatever else it needs."""
     where = system or f"{{cluster: {cluster}, num_chips: {chips}}}"
     head = f"name: small\nmodel: {SHORT[model]}\nsystem: {where}\n"
-    work = f"workload: {{seq: {seq}, global_batch: {batch}}}\n"
+    work = f"workload: {{seq: {seq}, global_batch: {batch}, routing_skew: {skew}}}\n"
     return parse_space(f"{head}{work}strategy: {{{strategy}}}\n{more}")
 
 
@@ -111,6 +111,8 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         values |= {"bucket_bytes": 0, "expert_bucket_bytes": None}
     if space.model.moe is None:
         values["expert_bucket_bytes"] = None
+    if space.model.moe is None or ep == 1:
+        values["redundant_experts"] = 0
     if not values["overlap_tp"]:
         values["tp_chunks"] = Chunks()
     return strategy_of(values)

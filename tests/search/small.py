@@ -145,6 +145,12 @@ SMALL = {
     "buckets of no experts": space_of(
         "tp: [1, 4], pp: [1, 4], zero_stage: [0, 1], overlap: {dp: [0, 1]}, expert_bucket_bytes: [1e7, null]",
     ),
+    "skewed routing and copies of experts": space_of(
+        "ep: [1, 4, 8, 16], pp: [1, 2], zero_stage: [0, 1, 3], overlap: {dp: [0, 1], ep: [0, 1]}, recompute: [none, "
+        "moe], redundant_experts: [8, 0, 4, 99]",
+        model="mixtral", chips="32", skew=0.6,
+    ),
+    "copies of no experts": space_of("tp: [1, 2], pp: [1, 2], zero_stage: [0, 1], redundant_experts: [4, 0]"),
     "two systems": space_of(
         "tp: [1, 2], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, full]",
         system="[{cluster: dgx_h100, num_chips: [8, 12]}, {cluster: dgx_a100, num_chips: 16}]", batch=48, more=TWO,
@@ -209,6 +215,7 @@ AXES: Mapping[str, Sequence[str]] = {
     ),
     "zero_stage": ("0", "1", "2", "3"), "bucket_bytes": ("0", "3e5", "25e6", "1e9", "1e13"),
     "tp_chunks": ("4", "1", "{attention_out: 2, mlp_in: 9}"), "expert_bucket_bytes": ("null", "0", "1e7", "1e12"),
+    "redundant_experts": ("0", "8", "32"),
 }  # fmt: skip
 LAYERS = ("1", "2", "3", "7", "16", "40")
 OBJECTIVES = (
@@ -236,7 +243,7 @@ def any_space(seed: int) -> Space:
         return f"[{', '.join(draw.sample(values, min(draw.choice((1, 1, 2, most)), len(values))))}]"
 
     while True:
-        unlikely = {"cp", "vpp", "etp", "rank_order", "tp_chunks", "expert_bucket_bytes"} | (
+        unlikely = {"cp", "vpp", "etp", "rank_order", "tp_chunks", "expert_bucket_bytes", "redundant_experts"} | (
             {"ep"} if model == "llama" else set()
         )
         axes = {n: some(v, 3) for n, v in AXES.items() if draw.random() < (0.15 if n in unlikely else 0.6)}

@@ -282,6 +282,16 @@ def test_any_one_point_survives_resolving(data):
     assert axis_values(again.strategy()) == {name: value for name, (value,) in axes.items()}
 
 
+def test_routing_is_balanced_unless_the_workload_says_how_skewed_it_is():
+    assert parse_space(HEAD, "x.yaml").workload.routing_skew == 0
+    text = HEAD.replace("llama3_8b", "mixtral_8x7b").replace("128}", "128, routing_skew: 0.3}")
+    space = parse_space(text, "x.yaml")
+    assert space.workload.routing_skew == 0.3
+    assert parse_space(space.resolved_yaml(), "resolved.yaml") == space
+    message = refusal(text, ("workload.routing_skew=1.8",))
+    assert "workload.routing_skew: routing_skew (1.8) must be at most sqrt(num_experts / top_k - 1) = 1.732" in message
+
+
 def test_shipped_spaces_load_by_name():
     assert shipped_spaces() == [
         "deepseek_v3", "gpt3_175b", "llama3_405b", "llama3_70b", "llama3_8b_small", "qwen3_235b"
@@ -375,6 +385,7 @@ MISTAKES = [
     ("strategy: {tp_chunks: {mlp_ni: 2}}", "strategy.tp_chunks.mlp_ni: unknown key 'mlp_ni'; did you mean 'mlp_in'"),
     ("strategy: {tp_chunks: [2, {mlp_in: 0}]}", "strategy.tp_chunks.1.mlp_in: must be at least 1"),
     ("strategy: {expert_bucket_bytes: -1}", "strategy.expert_bucket_bytes: must be at least 0"),
+    ("strategy: {redundant_experts: -1}", "strategy.redundant_experts: must be at least 0"),
     ("strategy: {tp_chunks: [4, search]}", "strategy.tp_chunks.1: must be a whole number; got 'search'"),
     (
         "reference: {a: {layout: search}}",
@@ -438,6 +449,13 @@ def test_each_mistake_in_a_section_earns_one_line_with_its_place(text, message):
         ("seq: 8192", "seq: 0", "workload.seq: must be at least 1"),
         ("seq: 8192", "seq: [1, 2]", "workload.seq: must be a whole number; got [1, 2]"),
         ("seq: 8192, ", "", "workload.seq: is required, but absent"),
+        (
+            "seq: 8192",
+            "seq: 8192, routing_skew: -1",
+            "workload.routing_skew: routing_skew must be a number of at least",
+        ),
+        ("seq: 8192", "seq: 8192, routing_skew: high", "workload.routing_skew: must be a number; got 'high'"),
+        ("seq: 8192", "seq: 8192, routing_skw: 1", "did you mean 'routing_skew'"),
         ("seq: 8192", "sequence: 8192", "workload.sequence: unknown key 'sequence'; did you mean 'seq'"),
     ],
 )
