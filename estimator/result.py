@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["COLUMNS", "Column", "StageResult", "StepResult", "column"]
+__all__ = ["BAND_COLUMNS", "COLUMNS", "Column", "StageResult", "StepResult", "column"]
 
 Value = float | np.ndarray
 
@@ -76,6 +76,14 @@ COLUMNS: tuple[Column, ...] = (
     _c("price_share_tile", "1", "higher", "", "share that rests on the tile model"),
     _c("price_share_roofline", "1", "lower", "", "share that rests on the roofline"),
 )
+
+BAND_COLUMNS: tuple[Column, ...] = (
+    _c("step_time_p10_s", "s", "lower", "", "step time at P10 of routing skew and stragglers"),
+    _c("step_time_p90_s", "s", "lower", "", "step time at their P90"),
+    _c("peak_memory_p10_bytes", "B", "lower", "", "allocated on the worst rank at P10 of routing skew"),
+    _c("peak_memory_p90_bytes", "B", "lower", "", "allocated on the worst rank at its P90"),
+)
+"""What estimator/band.py adds to an evaluation that is told: a search does not price it."""
 
 NAMES = frozenset(c.name for c in COLUMNS)
 

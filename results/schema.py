@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.result import COLUMNS
+from estimator.result import BAND_COLUMNS, COLUMNS
 from estimator.strategy import (
     Chunks,
     ContextParallel,
@@ -125,7 +125,8 @@ _SIZE_NAMES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "dp_replicat
                "reshard_after_forward", "prefetch_blocks")  # fmt: skip
 STRATEGY_NAMES = tuple(field.name for field in _STRATEGY_FIELDS)
 
-_LATER = {"co2_kg_per_mtoken": float("nan")}  # columns that older runs lack
+_NAN = float("nan")
+_LATER = {"co2_kg_per_mtoken": _NAN} | {c.name: _NAN for c in BAND_COLUMNS}  # of older runs, or trials, which lack them
 FRONT_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "id", "canonical index of the candidate; -1 for reference points", "1"),
     _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),
@@ -136,7 +137,7 @@ FRONT_FIELDS: tuple[Field, ...] = (
     _field(Plain.STRING, "reason", "why it is not feasible, else empty", default=""),
     *(
         _field(Plain.FLOAT64, column.name, column.description, column.unit, default=_LATER.get(column.name))
-        for column in COLUMNS
+        for column in (*COLUMNS, *BAND_COLUMNS)
     ),
 )
 REJECTION_FIELDS: tuple[Field, ...] = (

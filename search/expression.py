@@ -7,6 +7,7 @@ runs on whole columns or, jitted and bit-equal, on one candidate. Python's parse
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.precision import RECIPES
-from estimator.result import COLUMNS
+from estimator.result import BAND_COLUMNS, COLUMNS
 from estimator.strategy import ContextParallel, Fusion, Optimizer, Recompute, Schedule, Strategy
 from search.program import Array, Opcode, Step, Value, arity, run_columns, text_code
 from search.yaml_lines import SpaceError, shown
 
 __all__ = [
+    "BAND_IS_TOLD",
+    "BAND_NAMES",
     "KNOWN_NAMES",
     "TEXT_NAMES",
     "COMPARISONS",
@@ -61,6 +64,10 @@ TEXT_NAMES: dict[str, frozenset[str] | None] = {
 
 KNOWN_NAMES: tuple[str, ...] = (*(c.name for c in COLUMNS), *STRATEGY_NUMBERS, *TEXT_NAMES)
 """Every name of an expression: columns of a result, sizes of a strategy, and texts."""
+
+BAND_NAMES = {c.name: re.sub("_p[19]0", "", c.name) for c in BAND_COLUMNS}
+"""Columns of a band, with what a search prices in their place."""
+BAND_IS_TOLD = "P10 and P90 are told of the rows that a search keeps, not priced for every candidate"
 
 
 def strategy_values(strategy: Strategy) -> dict[str, Value]:
@@ -207,6 +214,8 @@ class _Compiler:
 
     def name(self, node: ast.Name, *, text: bool) -> str:
         if node.id not in self.names:
+            if node.id in BAND_NAMES:
+                raise self.fail(node, BAND_IS_TOLD, BAND_NAMES[node.id])
             near = get_close_matches(node.id, list(self.names), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise self.fail(node, f"a name must be known{hint}", "" if near else ", ".join(self.names))

@@ -292,7 +292,7 @@ def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], 
     run.write_front(front_columns(space, ids, columns))
     if space.options.keep is Keep.ALL:
         for part, table in enumerate(trial_parts(plan)):
-            run.write_trials(part, front_columns(space, *table))
+            run.write_trials(part, front_columns(space, *table, band=False))
     tally = {
         "raw": space.raw_size, "legal": plan.enumeration.legal, "fits": counts["fits"], "priced": counts["priced"],
         "front": len(ids), "by_rule": by_rule, "pruned": plan.prune,

@@ -27,6 +27,7 @@ from estimator.workload import Workload
 from hardware.catalog import cluster, system_from_mapping
 from hardware.system import SystemSpec
 from search.axes import OPEN, axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
+from search.expression import BAND_IS_TOLD, BAND_NAMES
 from search.layout import layers_of
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
@@ -314,6 +315,8 @@ def _objectives(document: Document) -> tuple[Objective, ...]:
     found = []
     for i, name in enumerate(value):
         at: Key = (*key, name if isinstance(value, dict) else i)  # type: ignore[arg-type]  # a mapping's key is text
+        if name in BAND_NAMES:
+            raise document.error(at, BAND_IS_TOLD, name, BAND_NAMES[str(name)])
         known = column(member(document, at, name, columns))
         direction = value[known.name] if isinstance(value, dict) else known.better
         minimise = DIRECTIONS[member(document, at, direction, list(DIRECTIONS))]

@@ -16,7 +16,7 @@ from search.dimensions import Dimensions
 from search.nest import COUNTS
 from search.pool import InlinePool, RayPool
 from search.pricer import CONSTRAINTS, MEMORY, Pricer
-from search.run_rows import columns_of_rows, hypervolume_of, reference_columns, row_of
+from search.run_rows import columns_of_rows, hypervolume_of, reference_columns, row_of, with_band
 from search.space import Sampler, Space
 from search.structures import strategy_at, structure_filters
 from search.study import Study
@@ -158,7 +158,7 @@ def _write(run: RunFolder, work: StudyRun, seconds: dict[str, float], start: flo
         {"rule": name, "count": n, "example": late if name == "constraint" else ""} for name, n in by_rule.items()
     ])  # fmt: skip
     run.write_reference(reference_columns(space))
-    table = columns_of_rows([_table_row(work, row) for row in front])
+    table = columns_of_rows([_table_row(work, row, band=True) for row in front])
     run.write_front(table)
     run.write_trials(0, columns_of_rows([_table_row(work, row) for row in work.rows]))
     seconds["total"] = time.perf_counter() - start
@@ -193,9 +193,10 @@ def _by_rule(work: StudyRun, *, is_empty: bool) -> dict[str, int]:
     return out
 
 
-def _table_row(work: StudyRun, row: Row) -> dict[str, Any]:
+def _table_row(work: StudyRun, row: Row, *, band: bool = False) -> dict[str, Any]:
     system, strategy = strategy_at(
         work.dimensions.narrowed(row.code) if work.dimensions.free else work.space, row.local
     )
     reason = {MEMORY: "memory", CONSTRAINTS: "constraint"}.get(row.reason, "")
-    return row_of(work.space, system, strategy, row.values) | {"id": row.id, "feasible": not reason, "reason": reason}
+    values = with_band(work.space, system, strategy, row.values) if band else row.values
+    return row_of(work.space, system, strategy, values) | {"id": row.id, "feasible": not reason, "reason": reason}

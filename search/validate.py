@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from estimator.band import evaluate_band
 from estimator.model import ModelSpec
+from estimator.result import StepResult
 from estimator.step import evaluate
 from estimator.strategy import Strategy
 from estimator.workload import Workload
@@ -59,6 +61,7 @@ class _Case:
     row: Row
     predicted_s: float | None = None
     predicted_bytes: float | None = None
+    band_s: tuple[float, float] | None = None
     measured_s: float | None = None
     measured_bytes: float | None = None
     assumed: tuple[str, ...] = ()
@@ -133,7 +136,7 @@ def _case(row: Row, predict: Predict) -> _Case:
     try:
         config = configuration(row)
         case.assumed = config.assumed
-        case.predicted_s, case.predicted_bytes = _prediction(row, config, predict)
+        case.predicted_s, case.predicted_bytes, case.band_s = _prediction(row, config, predict)
         measured = measured_of(row, tokens=config.workload.tokens, num_gpus=config.system.num_chips)
         case.measured_s, case.measured_bytes = measured.step_time_s, measured.peak_memory_bytes
         _check_score(row, case)
@@ -142,14 +145,20 @@ def _case(row: Row, predict: Predict) -> _Case:
     return case
 
 
-def _prediction(row: Row, config: Configuration, predict: Predict) -> tuple[float | None, float | None]:
-    """Step seconds, and bytes in the counter that the row was measured with."""
+def _prediction(
+    row: Row, config: Configuration, predict: Predict
+) -> tuple[float | None, float | None, tuple[float, float] | None]:
+    """Step seconds, bytes in the counter that the row was measured with, and P10 and P90 of the seconds."""
     result = predict(config.model, config.strategy, config.system, config.workload)
     column = _COUNTERS.get(row.cells["mem_kind"], "peak_memory_bytes")
     seconds, nbytes = float(result.step_time_s), float(getattr(result, column))
     if not math.isfinite(seconds):
         raise ValueError(f"no step time is predicted: {result.reason}")
-    return seconds, nbytes if math.isfinite(nbytes) else None
+    band = None
+    if isinstance(result, StepResult):
+        found = evaluate_band(config.model, config.strategy, config.system, config.workload, result)
+        band = float(found.step_time_p10_s), float(found.step_time_p90_s)
+    return seconds, nbytes if math.isfinite(nbytes) else None, band
 
 
 def _check_score(row: Row, case: _Case) -> None:
@@ -218,8 +227,8 @@ def _as_dict(case: _Case) -> dict[str, Any]:
         "case_id": case.row.cells["case_id"] or case.row.place,
         "family": case.row.cells["family"],
         "predicted_step_time_s": case.predicted_s,
-        "p10_s": None,
-        "p90_s": None,
+        "p10_s": case.band_s and case.band_s[0],
+        "p90_s": case.band_s and case.band_s[1],
         "measured_step_time_s": case.measured_s,
         "error": case.error,
         "predicted_peak_memory_bytes": case.predicted_bytes,

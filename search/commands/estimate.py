@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from estimator.band import HIGH, LOW, Band
+from estimator.imbalance import MEDIAN, Routing
 from estimator.memory import RESERVED_FACTOR
 from estimator.precision import recipe
 from estimator.result import StageResult, StepResult
@@ -23,6 +25,7 @@ from search.commands.rows import megatron_layout
 __all__ = ["headline", "layout_phrase", "remedy_lines", "run"]
 
 NOT_COUNTED = "data loading and logging buffers, checkpoint staging, fragmentation beyond the reserve"
+BAND_LACKS = "how far the model itself may be off (search validate)"
 SHARES = ("measured", "tile", "roofline")
 UNEVEN = 1.15  # times the middle stage: from here on a layout is worth a thought
 
@@ -37,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.config}: {error}") from error
     found = [] if result.feasible else remedies(point)
     ops = price_ops(point) if args.ops else []
-    answer(args, text=_text(point, result, found, ops), data=_data(point, result, found, ops, with_ops=args.ops))
+    band = point.band(result)
+    text = _text(point, result, band, found, ops)
+    answer(args, text=text, data=_data(point, result, band, found, ops, with_ops=args.ops))
     return 0 if result.feasible else NOTHING_FEASIBLE
 
 
@@ -71,7 +76,7 @@ def remedy_lines(found: Sequence[Remedy], capacity_bytes: float) -> list[str]:
     return lines
 
 
-def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[PricedOp]) -> str:
+def _text(point: Point, result: StepResult, band: Band, found: Sequence[Remedy], ops: list[PricedOp]) -> str:
     row = point.row(result)
     lines = [
         *headline(point),
@@ -79,12 +84,12 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
         *hanging("          ", "; ".join(settings(row))),
         *(hanging("          ", phrase) if (phrase := layout_phrase(point, row)) else ()),
     ]
-    lines += ["", *_verdict(point, result, found)]
+    lines += ["", *_verdict(point, result, band, found)]
     peak = recipe(point.strategy.precision).gemm.value
     rate = f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s per chip, {row['model_tflops_per_gpu']:.0f} TFLOP/s"
     lines += [
         "",
-        f"{format_seconds(row['step_time_s'])} a step, {rate}, "
+        f"{seconds_and_band(row['step_time_s'], band)} a step, {rate}, "
         f"MFU {row['mfu']:.1%} of the {peak} peak ({row['mfu_bf16']:.1%} of bf16)",
     ]
     lines += [
@@ -96,6 +101,7 @@ def _text(point: Point, result: StepResult, found: Sequence[Remedy], ops: list[P
         "",
         *_memory(point, result, row),
     ]
+    lines += ["", *_band_lines(point, band)]
     shares = ", ".join(f"{row[f'price_share_{name}']:.0%} {name}" for name in SHARES)
     lines += ["", f"price sources: {shares}"]
     chip = point.system.chip
@@ -118,10 +124,43 @@ def _cost(point: Point, row: Mapping[str, Any]) -> list[str]:
     return [*hanging("", money), *hanging("", energy)]
 
 
-def _verdict(point: Point, result: StepResult, found: Sequence[Remedy]) -> list[str]:
+def seconds_and_band(step_time_s: float, band: Band) -> str:
+    """A step time with P10 and P90 behind it."""
+    low, high = float(band.step_time_p10_s), float(band.step_time_p90_s)
+    return f"{format_seconds(step_time_s)} ({format_seconds(low)} to {format_seconds(high)})"
+
+
+def _band_lines(point: Point, band: Band) -> list[str]:
+    """What P10 and P90 are of, and the memory where it has any."""
+    low, high = float(band.peak_memory_p10_bytes), float(band.peak_memory_p90_bytes)
+    memory = f"; allocated {format_bytes(low)} to {format_bytes(high)}" if low < high else ""
+    slowest = f"the slowest of {point.system.num_chips} chips"
+    causes = [*_skew(point), slowest]
+    return hanging("P10 to P90: ", f"{' and '.join(causes)}{memory}; not {BAND_LACKS}")
+
+
+def _skew(point: Point) -> list[str]:
+    """How full the fullest rank of experts is, where routing is skewed."""
+    routing, ep, copies = Routing.of(point.model, point.workload), point.strategy.ep, point.strategy.redundant_experts
+    if not routing.skew or ep == 1:
+        return []
+    quantiles = (MEDIAN, LOW, HIGH)
+    middle, low, high = (f"{float(replace(routing, quantile=q).load_factor(ep, copies)):.2f}" for q in quantiles)
+    fullest = f"the fullest of {ep} ranks of experts has {middle} times the mean load, {low} to {high}"
+    return [f"routing skew {routing.skew:g} ({fullest})"]
+
+
+def _verdict(point: Point, result: StepResult, band: Band, found: Sequence[Remedy]) -> list[str]:
     capacity, device = point.system.usable_hbm_bytes, float(result.device_memory_bytes)
     if result.feasible:
-        return [f"fits: {format_bytes(device)} of {format_bytes(capacity)} usable"]
+        fits, high = (
+            f"fits: {format_bytes(device)} of {format_bytes(capacity)} usable",
+            float(band.device_memory_p90_bytes),
+        )
+        if high <= capacity:
+            return [fits]
+        beyond = f"{format_bytes(high)}, {format_bytes(high - capacity)} too much"
+        return [fits, *hanging("warning: ", f"fits at the median, not at P90 of routing skew: {beyond}")]
     needs, over = f"{format_bytes(device)} of {format_bytes(capacity)}", format_bytes(device - capacity)
     return [f"does not fit: {needs} usable, {over} too much", *remedy_lines(found, capacity)]
 
@@ -165,7 +204,7 @@ def _total(stage: StageResult) -> float:
 
 
 def _data(
-    point: Point, result: StepResult, found: Sequence[Remedy], ops: list[PricedOp], *, with_ops: bool
+    point: Point, result: StepResult, band: Band, found: Sequence[Remedy], ops: list[PricedOp], *, with_ops: bool
 ) -> dict[str, Any]:
     row = point.row(result)
     data: dict[str, Any] = {
@@ -177,6 +216,8 @@ def _data(
         "megatron_layout": megatron_layout(row, point.model),
         "num_micro_batches": row["num_micro_batches"],
         **result.as_dict(),
+        **band.columns(),
+        "device_memory_p90_bytes": band.device_memory_p90_bytes,
         "usable_memory_bytes": point.system.usable_hbm_bytes,
         "not_counted": NOT_COUNTED,
         "remedies": [remedy.as_dict() for remedy in found],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from estimator.band import Band, evaluate_band
 from estimator.model import ModelSpec
 from estimator.result import StepResult
 from estimator.rules import Case
@@ -45,6 +46,10 @@ class Point:
     def evaluate(self, strategy: Strategy | None = None) -> StepResult:
         """Its price, or that of another strategy in its place; ValueError where that is illegal."""
         return evaluate(self.model, strategy or self.strategy, self.system, self.workload)
+
+    def band(self, result: StepResult) -> Band:
+        """P10 and P90 around the price of its own strategy."""
+        return evaluate_band(self.model, self.strategy, self.system, self.workload, result)
 
     def row(self, result: StepResult, strategy: Strategy | None = None) -> dict[str, Any]:
         """A result under the columns of a front."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
-from estimator.result import COLUMNS
+from estimator.result import BAND_COLUMNS, COLUMNS
 from estimator.strategy import LayoutRule
 from results.report import arithmetic, settings
 from results.report.text import WIDTH, columns, format_cell, hanging
@@ -48,7 +48,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 def select(table: Table, where: str) -> Table:
     """The rows for which an expression over numbers and texts of the table holds."""
-    names = [name for name in ("id", "feasible", *KNOWN_NAMES) if name in table]
+    names = [name for name in ("id", "feasible", *KNOWN_NAMES, *(c.name for c in BAND_COLUMNS)) if name in table]
     expression = Expression.parse(where, names)
     if not expression.is_logical:
         raise ValueError(f"--where must compare, but got {where!r}; write one such as 'tp <= 4 and pp == 16'")
