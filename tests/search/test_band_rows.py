@@ -99,5 +99,5 @@ def test_a_search_does_not_price_bands(more):
 
 
 def test_validation_tells_the_band_of_each_case(tmp_path):
-    case = validate(read_rows([write(tmp_path / "rows.csv", cells())]))["cases"][0]
+    case = validate(read_rows(write(tmp_path / "rows.csv", cells())))["cases"][0]
     assert case["p10_s"] < case["predicted_step_time_s"] < case["p90_s"]
