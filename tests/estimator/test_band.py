@@ -1,4 +1,4 @@
-"""P10 and P90 of a step: what they cover, that they lie on either side of the estimate, and what leaves them as wide."""
+"""P10 and P90 of a step: what they cover, on which sides of the estimate they lie, and what widens them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P10 and P90 from end to end: in `search estimate`, in the rows of a run, in what validates; refused where not priced."""
+"""P10 and P90 from end to end: in `search estimate`, in a run, in what validates; refused where not priced."""
 
 from __future__ import annotations
 
