@@ -82,12 +82,14 @@ class LayerSpec:
         """A short name, `dense` and `moe` for plain layers."""
         routed = "hash-moe" if self.hash_routed else "moe"
         mlp = {Mlp.DENSE: "dense", Mlp.MOE: routed, Mlp.NONE: ""}[self.mlp]
+        if self.mixer is Mixer.NONE:
+            return {"dense": "mlp"}.get(mlp, f"{mlp}-mlp")
         traits = [f"{n}{size}" for n in ("window", "chunk", "compression") if (size := getattr(self, n))]
         traits += [word for word, on in (("indexed", self.indexed), ("nope", not self.rope)) if on]
         if self.mixer is Mixer.ATTENTION:
             mixer = "-".join(traits) or ("" if mlp else "attention")
         else:
-            mixer = {Mixer.LINEAR: "linear", Mixer.MAMBA: "mamba", Mixer.NONE: "only"}[self.mixer]
+            mixer = self.mixer.value
         return "+".join(part for part in (mixer, mlp) if part)
 
 
@@ -101,7 +103,7 @@ def expand_layers(value: object, num_layers: int) -> tuple[LayerSpec, ...]:
     ['window8+dense', 'window8+dense', 'dense', 'window8+dense', 'window8+dense', 'dense']
     >>> kinds = {"M": {"mixer": "mamba", "mlp": "none"}, "-": {"mixer": "none"}}
     >>> [layer.name for layer in expand_layers({"pattern": "M-", "kinds": kinds}, 2)]
-    ['mamba', 'only+dense']
+    ['mamba', 'mlp']
     """
     if isinstance(value, Mapping):
         pattern = _lettered(value)

@@ -62,6 +62,7 @@ class Axis(Tag):
     ROUTED = "routed"  # token rows handled by the experts of a rank
     EXPERT_FFN = "expert_ffn"
     POSITIONS = "positions"
+    SHARED = "shared"  # what all heads read (one head of keys): whole on every tensor-parallel rank, of all its tokens
 
 
 class OpKind(Tag):
@@ -69,14 +70,19 @@ class OpKind(Tag):
 
     MATMUL = "matmul"  # (m, k, n), with a weight k x n
     GROUPED_MATMUL = "grouped_matmul"  # (groups, rows of all groups, k, n)
+    BLOCK_MATMUL = "block_matmul"  # (m, blocks, k, n): each block of columns with a weight of its own
     SCORES = "scores"  # (batch, query, key, heads, qk head dim): q k^T
     CONTEXT = "context"  # (batch, query, key, heads, v head dim): p v
     ATTENTION = "attention"  # (batch, query, key, heads, qk head dim, v head dim), fused, causal
+    INDEX = "index"  # (m, key, heads, head dim): causal scores of every head, added up
+    SCAN = "scan"  # (m, heads, multiply-adds per token and head): a recurrence in chunks, as matrix products
     SOFTMAX = "softmax"
     NORM = "norm"
     ROPE = "rope"
     ACTIVATION = "activation"
     ELEMENTWISE = "elementwise"
+    CONV = "conv"  # causal, a few taps per channel
+    MIX = "mix"  # weighted sums of streams, the weights computed
     EMBEDDING = "embedding"
     PERMUTE = "permute"
     TOPK = "topk"
@@ -104,6 +110,10 @@ class Component(Tag):
     EXPERTS = "experts"
     NORM = "norm"
     RESIDUAL = "residual"
+    LINEAR_ATTENTION = "linear_attention"
+    MAMBA = "mamba"
+    INDEXER = "indexer"
+    HYPER = "hyper"
     HEAD = "head"
     MTP = "mtp"
 
@@ -215,6 +225,12 @@ class Op:
     max_domains: int = 0  # node-limited all-to-all; 0: no limit
     fanout: float = 1.0  # rows of a token in an all-to-all
     load: Array = 1.0  # rows of the fullest rank over the mean: experts under routing skew
+    visible: float = 1.0  # of the causal half of the scores, what a window or a choice of keys leaves
+    reach: float = 0.0  # tokens back to which attention sees; 0: all
+    selects: bool = False  # every query reads keys of its own
+    detached: bool = False  # takes no gradient further: a GEMM still has that of its weight
+    partial: bool = False  # its partial sums are reduced with those of a later op
+    kept: bool = False  # what a collective brought is kept, so backward does not bring it again
 
     def but(self, **changes: object) -> Op:
         """A copy with some fields changed: dataclasses.replace at a tenth of its cost."""

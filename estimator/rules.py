@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from estimator.layer_rules import groups_split, keys_gathered, keys_read, layers_of, scans_spread, split_groups
+from estimator.layers import Mlp
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.precision import recipe
@@ -113,7 +115,7 @@ def _kv_heads(c: Case) -> np.ndarray:
 
 def _widths(model: ModelSpec) -> tuple[int, ...]:
     """Intermediate sizes that tp splits: those of dense layers and of shared experts."""
-    dense = (model.ffn,) if model.num_moe_layers < model.num_layers else ()
+    dense = (model.ffn,) if any(layer.mlp is Mlp.DENSE for layer in layers_of(model)) else ()
     return (*dense, model.moe.shared_ffn) if model.moe and model.moe.shared_ffn else dense
 
 
@@ -283,6 +285,18 @@ RULES: tuple[Rule, ...] = (
          "choose a divisor of the heads"),
     Rule("kv_heads", _kv_heads, "kv heads ({num_kv_heads}) and tp ({tp}) must divide one another",
          "choose tp among divisors or multiples of the kv heads"),
+    Rule("mixer_groups", lambda c: groups_split(c.model, c.tp), "{groups} must be divisible by tp ({tp})",
+         "choose a divisor"),
+    Rule("scan_context", lambda c: scans_spread(c.model, c.tp, c.cp),
+         "heads of mamba and key heads of linear attention must be divisible by tp * cp ({tp} * {cp}): context "
+         "parallelism spreads them", "lower cp or tp"),
+    Rule("sparse_context", lambda c: keys_gathered(c.model, c.strategy, c.cp, c.workload.seq),
+         "a layer that chooses or compresses keys needs cp ({cp}) 1 or "
+         "context_parallel all-gather, for a ring does not bring all keys at once, and whole entries of seq ({seq}) on "
+         "a rank", "use context_parallel: all-gather, and a cp that divides seq / compression"),
+    Rule("sparse_kernel", lambda c: keys_read(c.model, c.strategy, c.tp),
+         "a layer that chooses or compresses keys needs flash_attention in fusion: no "
+         "other kernel of it is modelled", "add flash_attention to fusion"),
     Rule("ffn", _ffn, "ffn ({ffn}) of dense layers and shared experts must be divisible by tp ({tp})",
          "choose a divisor"),
     Rule("experts", _experts, "experts ({num_experts} and {redundant_experts} copies) must be "
@@ -365,6 +379,7 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
+        "groups": " and ".join(f"{name} ({number})" for name, number in split_groups(case.model).items()),
         "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,
         "redundant_experts": s.redundant_experts,
         "seq": case.workload.seq, "chip": case.system.chip.name,

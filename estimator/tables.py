@@ -28,7 +28,7 @@ from estimator.graph import OpGraph
 from estimator.imbalance import MEDIAN, Routing
 from estimator.layout import Layout, layout_of
 from estimator.model import ModelSpec
-from estimator.op import Phase, Traffic
+from estimator.op import Op, OpKind, Phase, Traffic
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
 from estimator.program import NO_PROGRAM, Program, program
@@ -75,9 +75,14 @@ def model_flops_per_token(model: ModelSpec, seq: int) -> float:
     graph = lower(build(model, seq), Strategy(), r)
     flops = {}
     for kind, block in graph.blocks.items():
-        amounts = (work(op, block, r) for op in block.of_phase(Phase.FORWARD) if op.collective is None)
-        flops[kind] = sum(float(a.flops) for a in amounts if a.matrix)
+        amounts = ((op, work(op, block, r)) for op in block.of_phase(Phase.FORWARD) if op.collective is None)
+        flops[kind] = sum(float(a.flops) * _trained_share(op) for op, a in amounts if a.matrix)
     return 3.0 * sum(flops[kind] for kind in graph.sequence) / seq
+
+
+def _trained_share(op: Op) -> float:
+    """Of three times an op's forward, what a step takes: an indexer's scores have no gradient, its GEMMs only one."""
+    return 1.0 if not op.detached else 2 / 3 if op.kind is OpKind.MATMUL else 1 / 3
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.build.ends import embedding, head, mtp, positions
-from estimator.build.layer import dense_layer, moe_layer
+from estimator.build.layer import layer_block
 from estimator.graph import BlockKind, OpGraph
 from estimator.model import ModelSpec
 
@@ -28,18 +28,14 @@ def build(model: ModelSpec, seq: int) -> OpGraph:
         BlockKind.HEAD,
         *(BlockKind.MTP, BlockKind.of(model.mtp_layer_spec)) * model.num_mtp_layers,
     )
-    make = {
+    ends = {
         BlockKind.EMBEDDING: embedding,
         BlockKind.POSITIONS: positions,
-        BlockKind.DENSE: dense_layer,
-        BlockKind.MOE: moe_layer,
         BlockKind.HEAD: head,
         BlockKind.MTP: mtp,
     }
-    for kind in dict.fromkeys(sequence):
-        if kind not in make:
-            raise ValueError(f"layers of kind {kind.value!r} can be counted, but their work is not modelled yet")
-    if any((model.attention_sinks, model.attention_gate, model.parallel_block, model.hyper, model.compressed)):
-        raise ValueError(f"{model.name} can be counted, but the work of its blocks is not modelled yet")
-    blocks = {kind: make[kind](model, seq) for kind in dict.fromkeys(sequence)}
+    blocks = {
+        kind: ends[kind](model, seq) if kind.layer is None else layer_block(model, seq, kind.layer)
+        for kind in dict.fromkeys(sequence)
+    }
     return OpGraph(name=model.name, blocks=blocks, sequence=sequence)

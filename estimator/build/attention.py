@@ -1,54 +1,62 @@
-"""Attention: its projections and its core, grouped or latent. Flash attention is a fusion (passes/fuse)."""
+"""Attention: its projections, grouped or latent. Its core is in scores.py, flash attention in passes/fuse.
+
+Sinks are one logit per head: a parameter, no work.
+"""
 
 from __future__ import annotations
 
+from estimator.build.compressed import compressed_attention
+from estimator.build.indexer import choose_keys, latent_context, reads_latents
+from estimator.build.scores import core, heads
 from estimator.build.writer import Writer
-from estimator.model import MLASpec, ModelSpec, QKNorm
-from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
+from estimator.model import MLASpec, QKNorm
+from estimator.op import Axis, Component, Dim, OpKind, Save, Weight
 from estimator.precision import Role
 from estimator.strategy import Module
 
 __all__ = ["attention"]
 
-CORE, UP_PROJ = Module.CORE_ATTENTION.value, Module.MLA_UP_PROJ.value
+UP_PROJ = Module.MLA_UP_PROJ.value
 
 
 def attention(w: Writer, x: str) -> str:
-    """Norm, projections, core, output projection, residual."""
+    """Projections, core, output projection."""
     model = w.model
-    normed = w.norm("input_norm", x, w.hidden, centred=w.centred)
-    q, k, v, value = _latent_qkv(w, normed, model.mla) if model.mla else _grouped_qkv(w, normed)
-    context = _core(w, q, k, v)
-    y = w.linear("attention.o_proj", context, value, w.hidden, Component.ATTENTION, bias=model.attention_output_bias,
-                 save_as=Role.ATTENTION_OUTPUT, role=Role.LINEAR_INPUT)  # fmt: skip
-    return w.residual("attention.residual", x, y)
+    if model.compressed is not None:
+        return compressed_attention(w, x, model.compressed)
+    context, value = _grouped(w, x) if model.mla is None else _latent(w, x, model.mla)
+    return w.linear(
+        "attention.o_proj", context, value, w.hidden, Component.ATTENTION, bias=model.attention_output_bias,
+        save_as=Role.ATTENTION_OUTPUT, role=Role.LINEAR_INPUT,
+    )  # fmt: skip
 
 
-def _heads(model: ModelSpec, width: int, *, kv: bool = False) -> Dim:
-    count = model.num_kv_heads if kv else model.num_heads
-    return Dim(float(count * width), Axis.KV_HEADS if kv else Axis.HEADS, units=count)
-
-
-def _grouped_qkv(w: Writer, x: str) -> tuple[str, str, str, Dim]:
+def _grouped(w: Writer, x: str) -> tuple[str, Dim]:
     """Multi-head and grouped-query attention (Ainslie 2023, arXiv:2305.13245)."""
-    model = w.model
-    q_dim, kv_dim = _heads(model, model.head_dim), _heads(model, model.head_dim, kv=True)
-    q, k, v = (
-        w.linear(f"attention.{name}_proj", x, w.hidden, dim, Component.ATTENTION, bias=model.attention_bias)
-        for name, dim in (("q", q_dim), ("k", kv_dim), ("v", kv_dim))
+    model, part = w.model, Component.ATTENTION
+    q_dim, kv_dim = heads(model, model.head_dim), heads(model, model.head_dim, kv=True)
+    if model.attention_gate:
+        w.linear("attention.q_proj", x, w.hidden, heads(model, 2 * model.head_dim), part, bias=model.attention_bias)
+        q, gate = w.split(("attention.q", q_dim), ("attention.gate", q_dim))
+    else:
+        q, gate = w.linear("attention.q_proj", x, w.hidden, q_dim, part, bias=model.attention_bias), ""
+    k, v = (
+        w.linear(f"attention.{name}_proj", x, w.hidden, kv_dim, part, bias=model.attention_bias) for name in ("k", "v")
     )
-    if model.qk_norm is QKNorm.HEAD:
-        q, k = (_head_norm(w, name, t, dim) for name, t, dim in (("q", q, q_dim), ("k", k, kv_dim)))
-    if not model.max_positions:
+    if model.qk_norm is not QKNorm.NONE:
+        q, k = (_qk_norm(w, name, t, dim) for name, t, dim in (("q", q, q_dim), ("k", k, kv_dim)))
+    if not model.max_positions and w.layer.rope:
         q, k = _rope(w, "q", q, q_dim), _rope(w, "k", k, kv_dim)
-    return q, k, v, q_dim
+    context = core(w, q, k, v, qk=model.head_dim, value=model.head_dim)
+    return (_gated(w, context, gate, q_dim) if gate else context), q_dim
 
 
-def _head_norm(w: Writer, name: str, x: str, width: Dim) -> str:
-    """A norm over each head, with one weight vector of the head's width."""
+def _qk_norm(w: Writer, name: str, x: str, width: Dim) -> str:
+    """A norm over each head, with one weight vector of the head's width or none; or over all heads, each its own."""
     out = w.norm(f"attention.{name}_norm", x, width, Component.ATTENTION)
-    head = Dim(float(w.model.head_dim), Axis.HEAD)
-    w.ops[-1] = w.ops[-1].but(weights=(Weight(f"attention.{name}_norm.weight", (head,), linear=False),))
+    head = {QKNorm.HEAD: Dim(float(w.model.head_dim), Axis.HEAD), QKNorm.FULL: width}.get(w.model.qk_norm)
+    weights = () if head is None else (Weight(f"attention.{name}_norm.weight", (head,), linear=False),)
+    w.ops[-1] = w.ops[-1].but(weights=weights)
     return out
 
 
@@ -58,49 +66,41 @@ def _rope(w: Writer, name: str, x: str, width: Dim, modules: frozenset[str] = fr
     return out
 
 
-def _latent_qkv(w: Writer, x: str, mla: MLASpec) -> tuple[str, str, str, Dim]:
+def _gated(w: Writer, context: str, gate: str, width: Dim) -> str:
+    """The output times the sigmoid of its gate (Qwen3.5)."""
+    out = w.tensor("attention.gated.out", width)
+    saves = (Save(context, Role.ATTENTION_OUTPUT), Save(gate, Role.ACTIVATION))
+    w.memory_op("attention.gated", OpKind.MIX, (context, gate), (out,), Component.ATTENTION, saves=saves)
+    return out
+
+
+def _latent(w: Writer, x: str, mla: MLASpec) -> tuple[str, Dim]:
     """Multi-head latent attention: down-projections are replicated over tp, up-projections split by head."""
     model, up = w.model, frozenset({UP_PROJ})
-    q_dim = _heads(model, model.qk_head_dim)
+    q_dim = heads(model, model.qk_head_dim)
     q, width = x, w.hidden
     if mla.q_lora_rank:
         width = Dim(float(mla.q_lora_rank), Axis.LATENT)
         q = w.linear("attention.q_a_proj", x, w.hidden, width, Component.ATTENTION, bias=model.attention_bias)
         q = w.norm("attention.q_a_norm", q, width, Component.ATTENTION)
+    query_latent = q
     q = w.linear("attention.q_b_proj", q, width, q_dim, Component.ATTENTION, modules=up)
     latent = Dim(float(mla.kv_lora_rank), Axis.LATENT)
     joint = Dim(float(mla.kv_lora_rank + mla.qk_rope_head_dim), Axis.LATENT)
     kv_a = w.linear("attention.kv_a_proj", x, w.hidden, joint, Component.ATTENTION, bias=model.attention_bias)
     kv = w.norm("attention.kv_a_norm", kv_a, latent, Component.ATTENTION)
-    kv_dim = _heads(model, mla.qk_nope_head_dim + mla.v_head_dim)
+    value = heads(model, mla.v_head_dim)
+    if w.layer.indexed:
+        assert model.indexer is not None
+        chosen = choose_keys(w, x, query_latent, width, model.indexer)
+        if reads_latents(w.seq, mla, model.indexer):
+            return latent_context(w, _rope(w, "q", q, q_dim, up), kv, kv_a, mla, chosen), value
+    kv_dim = heads(model, mla.qk_nope_head_dim + mla.v_head_dim)
     kv_b = w.linear("attention.kv_b_proj", kv, latent, kv_dim, Component.ATTENTION, modules=up)
     q = _rope(w, "q", q, q_dim, up)
     # The rotary part of k is one head's width, copied to every head beside the up-projected part.
     k = w.tensor("attention.k.out", q_dim)
     w.memory_op("attention.k_concat", OpKind.ELEMENTWISE, (kv_b, kv_a), (k,), Component.ATTENTION, modules=up)
-    value = _heads(model, mla.v_head_dim)
     v = w.tensor("attention.v.out", value)
     w.memory_op("attention.v_split", OpKind.ELEMENTWISE, (kv_b,), (v,), Component.ATTENTION, modules=up)
-    return q, k, v, value
-
-
-def _core(w: Writer, q: str, k: str, v: str) -> str:
-    """softmax(q k^T) v with its s x s scores; flash attention is a fusion (passes/fuse)."""
-    model, core = w.model, frozenset({CORE})
-    heads = Dim(float(model.num_heads), Axis.HEADS, units=model.num_heads)
-    shape = (Dim(1.0, Axis.BATCH), Dim(float(w.seq), Axis.QUERY), Dim(float(w.seq), Axis.KEY), heads)
-    qk, value = Dim(float(model.qk_head_dim), Axis.HEAD), Dim(float(model.v_head_dim), Axis.HEAD)
-    w.tensors["attention.scores"] = w.tensors["attention.probabilities"] = Tensor(shape)
-    out = w.tensor("attention.context.out", _heads(model, model.v_head_dim))
-    act = Role.ACTIVATION
-    w.ops += [
-        Op(name="attention.scores", kind=OpKind.SCORES, component=Component.ATTENTION, dims=(*shape, qk),
-           inputs=(q, k), outputs=("attention.scores",), saves=(Save(q, act), Save(k, act)), modules=core, role=act),
-        Op(name="attention.softmax", kind=OpKind.SOFTMAX, component=Component.ATTENTION, inputs=("attention.scores",),
-           outputs=("attention.probabilities",), saves=(Save("attention.probabilities", act),), modules=core,
-           passes=2.0),
-        Op(name="attention.context", kind=OpKind.CONTEXT, component=Component.ATTENTION, dims=(*shape, value),
-           inputs=("attention.probabilities", v), outputs=(out,),
-           saves=(Save("attention.probabilities", act), Save(v, act)), modules=core, role=act),
-    ]  # fmt: skip
-    return out
+    return core(w, q, k, v, qk=model.qk_head_dim, value=model.v_head_dim), value

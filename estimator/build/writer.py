@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from estimator.graph import Block, BlockKind
+from estimator.layers import LayerSpec
 from estimator.model import ModelSpec, Norm
 from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
 from estimator.precision import Role
@@ -21,6 +22,7 @@ class Writer:
 
     model: ModelSpec
     seq: int
+    layer: LayerSpec = field(default_factory=LayerSpec)
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -41,14 +43,20 @@ class Writer:
 
     @property
     def hidden(self) -> Dim:
-        """Width of the residual stream."""
+        """Width of a layer's input."""
         return Dim(float(self.model.hidden), Axis.HIDDEN)
+
+    @property
+    def stream(self) -> Dim:
+        """Width of what one layer hands to the next: as many streams as hyper-connections keep."""
+        streams = 1 if self.model.hyper is None else self.model.hyper.streams
+        return Dim(float(self.model.hidden * streams), Axis.HIDDEN)
 
     def linear(
         self, name: str, x: str, k: Dim, n: Dim, component: Component, *, modules: frozenset[str] = frozenset(),
-        bias: bool = False, save_as: Role = Role.LINEAR_INPUT, role: Role | None = None,
+        bias: bool = False, save_as: Role = Role.LINEAR_INPUT, role: Role | None = None, detached: bool = False,
     ) -> str:  # fmt: skip
-        """A product y = x W (+ b): keeps x for the weight gradient."""
+        """A product y = x W (+ b): keeps x for the weight gradient. `detached`: no gradient goes on to x."""
         out = self.tensor(f"{name}.out", n, role=Role.LOGITS if component is Component.HEAD else Role.ACTIVATION)
         role = role or save_as
         weights = [Weight(f"{name}.weight", (k, n), linear=role is Role.LINEAR_INPUT)]
@@ -56,7 +64,8 @@ class Writer:
             weights.append(Weight(f"{name}.bias", (n,), linear=False))
         self.ops.append(
             Op(name=name, kind=OpKind.MATMUL, component=component, dims=(self.tokens, k, n), inputs=(x,),
-               outputs=(out,), saves=(Save(x, save_as),), weights=tuple(weights), modules=modules, role=role)
+               outputs=(out,), saves=(Save(x, save_as),), weights=tuple(weights), modules=modules, role=role,
+               detached=detached)
         )  # fmt: skip
         return out
 
@@ -83,6 +92,29 @@ class Writer:
         """An op that streams its tensors."""
         self.ops.append(Op(name=name, kind=kind, component=component, inputs=inputs, outputs=outputs, saves=saves,
                            modules=modules, passes=passes))  # fmt: skip
+
+    def weight(self, name: str, *dims: Dim) -> None:
+        """A small parameter of the last op, whose arithmetic is left out."""
+        last = self.ops[-1]
+        self.ops[-1] = last.but(weights=(*last.weights, Weight(name, dims, linear=False)))
+
+    def split(self, *parts: tuple[str, Dim]) -> tuple[str, ...]:
+        """Names the parts of what the last op wrote: views, which take no time and no memory beside it."""
+        names = tuple(self.tensor(name, dim) for name, dim in parts)
+        self.ops[-1] = self.ops[-1].but(outputs=(*self.ops[-1].outputs, *names))
+        return names
+
+    def blocked(self, name: str, x: str, blocks: Dim, k: float, n: float, component: Component, *,
+                modules: frozenset[str] = frozenset()) -> str:  # fmt: skip
+        """A block-diagonal product: every block of columns, such as a head, has a weight of its own."""
+        inner, width = Dim(k, Axis.HEAD), Dim(n, Axis.HEAD)
+        out = self.tensor(f"{name}.out", Dim(blocks.size * n, blocks.axis, blocks.units))
+        weight = Weight(f"{name}.weight", (blocks, inner, width))
+        self.ops.append(
+            Op(name=name, kind=OpKind.BLOCK_MATMUL, component=component, dims=(self.tokens, blocks, inner, width),
+               inputs=(x,), outputs=(out,), saves=(Save(x, Role.LINEAR_INPUT),), weights=(weight,), modules=modules)
+        )  # fmt: skip
+        return out
 
     def residual(self, name: str, x: str, y: str) -> str:
         """The sum of two streams."""

@@ -37,6 +37,9 @@ def partners(block: Block) -> dict[str, tuple[str, ...]]:
     return {op.name: op.partners for op in block.ops if op.partners}
 
 
+MIXERS = frozenset({Component.ATTENTION, Component.LINEAR_ATTENTION, Component.MAMBA})
+
+
 def side(op: Op) -> Side:
     """On which side of its partners a collective runs."""
     if op.beside == "whole":
@@ -50,7 +53,7 @@ def pieces(op: Op, chunks: Chunks) -> int:
         return 1
     # Column-parallel layers gather in forward and reduce in backward, row-parallel ones the other way round.
     into = (op.collective in GATHERS) != (op.phase is Phase.BACKWARD)
-    if op.component is Component.ATTENTION:
+    if op.component in MIXERS:
         return chunks.attention_in if into else chunks.attention_out
     return chunks.mlp_in if into else chunks.mlp_out
 

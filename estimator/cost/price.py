@@ -24,6 +24,13 @@ KERNEL_S = (
 )
 
 
+# Rows and columns of scores that a flash kernel forms at a time (arXiv:2307.08691, section 3.3): of a band of w keys it
+# forms w and what is left of its outermost tile.
+FLASH_TILE = 128.0
+SCAN_EFFICIENCY = 0.5  # of a scan's small products against attention's, whose masks and exponentials it shares;
+# assumption: its matrices are as wide as one chunk and one head's state
+
+
 class Price(NamedTuple):
     """Seconds of one op (`[R]` or plain), what bounds it, and who said so."""
 
@@ -62,8 +69,8 @@ class TileModel:
     GROUPED = 1.15  # experts' GEMMs over one GEMM of the same tiles; fit of the design study (docs/modelling.md)
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
-        """Weighted GEMMs, single or grouped."""
-        return op.kind is OpKind.MATMUL or op.kind is OpKind.GROUPED_MATMUL
+        """Weighted GEMMs, single, grouped or in blocks."""
+        return op.kind is OpKind.MATMUL or op.kind is OpKind.GROUPED_MATMUL or op.kind is OpKind.BLOCK_MATMUL
 
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of all waves."""
@@ -89,7 +96,12 @@ class Roofline:
 
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of arithmetic at the achieved rate of the kernel family."""
+        if op.kind is OpKind.SCAN:
+            return amount.flops / (chip.peak(recipe.attention) * (chip.attention_efficiency * SCAN_EFFICIENCY))
         if op.kind is OpKind.ATTENTION:
+            if op.reach:
+                formed = min(1.0 + FLASH_TILE / op.reach, 1.0 / op.visible)  # never more than without a window
+                return amount.flops * formed / (chip.peak(recipe.attention) * chip.attention_efficiency)
             return amount.flops / (chip.peak(recipe.attention) * chip.attention_efficiency)
         if amount.matrix:
             return amount.flops * chip.gemm_slowdown / (chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype])

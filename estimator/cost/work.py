@@ -33,6 +33,16 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
         groups, routed, k, n = (d.size for d in op.dims)
         m = routed / groups
         return _gemm(op, (groups, k, m, n) if op.phase is Phase.WEIGHT_GRAD else (groups, m, k, n), recipe)
+    if op.kind is OpKind.BLOCK_MATMUL:
+        rows, blocks, inner, width = op.dims
+        m, groups, k, n = rows.size, blocks.size, inner.size, width.size
+        return _gemm(op, (groups, k, m, n) if op.phase is Phase.WEIGHT_GRAD else (groups, m, k, n), recipe)
+    if op.kind is OpKind.SCAN:
+        return Work(2.0 * op.passes * product(op.dims), _scanned(op, block, recipe), recipe.attention, True)
+    if op.kind is OpKind.INDEX:
+        # The causal half of the scores. Ignores ReLU and the sum over heads: 3 FLOPs against 2 * 128.
+        flops = op.passes * product(op.dims) * op.visible
+        return Work(flops, _streamed(op, block, recipe), recipe.attention, True)
     if op.kind is OpKind.SCORES or op.kind is OpKind.CONTEXT:
         # Unfused kernels form the whole square, masked half included.
         flops = 2.0 * op.passes * product(op.dims)
@@ -40,8 +50,12 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
     if op.kind is OpKind.ATTENTION:
         batch, query, key, heads, qk, value = (d.size for d in op.dims)
         # Causal: half the square (arXiv:2307.08691, sec. 4.1). Ignores softmax: about 5 FLOPs a score against 4 * 128.
-        flops = op.passes * batch * query * key * heads * (qk + value)
-        return Work(flops=flops, nbytes=_streamed(op, block, recipe), dtype=recipe.attention, matrix=True)
+        flops = op.passes * batch * query * key * heads * (qk + value) * op.visible
+        moved = _streamed(op, block, recipe)
+        if op.selects:  # one head of keys, which are values too, read entry by entry: neighbours share nothing
+            entries = batch * query * (key / 2.0 * op.visible)
+            moved = moved + op.passes * entries * qk * recipe.activation.nbytes
+        return Work(flops=flops, nbytes=moved, dtype=recipe.attention, matrix=True)
     elements: Array = 0.0
     nbytes: Array = 0.0
     for name in (*op.inputs, *op.outputs):
@@ -70,3 +84,11 @@ def _streamed(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
         tensor = block.tensors[name]
         total = total + tensor.elements * recipe.widths[tensor.role]
     return op.passes * total
+
+
+def _scanned(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
+    """Bytes of a scan: what it writes beside its output, the states of its chunks, it reads again."""
+    states: Array = 0.0
+    for name in (op.inputs if op.phase is Phase.BACKWARD else op.outputs)[1:]:
+        states = states + block.tensors[name].elements * recipe.widths[block.tensors[name].role]
+    return _streamed(op, block, recipe) + op.passes * states

@@ -19,7 +19,7 @@ Key = tuple[Phase, str]
 Lives = dict[Key, list[float]]
 """Bytes [allocated when the op starts, freed when it ends] by phase and name."""
 
-WEIGHTED = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL})
+WEIGHTED = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
 
 
 def lifetimes(block: Block, recipe: PrecisionRecipe, *, splits: bool) -> Lives:

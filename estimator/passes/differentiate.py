@@ -23,8 +23,13 @@ BACKWARD_TRAFFIC = {
     OpKind.TOPK: 0.5,
     OpKind.LOSS: 0.5,
     OpKind.EMBEDDING: 2.0,  # scatter-add reads and writes the gradient rows
+    OpKind.MIX: 1.5,  # reads what it mixed and the gradient, writes the gradient of each
+    OpKind.CONV: 2.5,  # forms its output again for the op behind it (2), reads x and dy and writes dx (3), against 2
 }
 GATED_TRAFFIC = 5 / 3
+# Each product has two gradients, and the states of chunks are formed again in place of being kept (the kernels of
+# arXiv:2405.21060 and 2412.06464): between 2.4 and 2.6 times the forward for the sizes in use.
+SCAN_BACKWARD = 2.5
 
 DUALS = {
     # What was gathered is not kept (tp: sequence parallelism; cp: keys and values), so backward gathers it again.
@@ -62,15 +67,24 @@ def _gradients(op: Op, inside: set[str]) -> Iterator[Op]:
     elif op.kind is OpKind.ELEMENTWISE and op.rides:
         # Rows on their way back and what they are added to have the gradient of the sum.
         back = back.but(rides=True, held=frozenset((*op.inputs, *op.outputs)))
+    if op.detached and op.kind is not OpKind.MATMUL:
+        return
     if op.kind is OpKind.MATMUL:
         m, k, n = op.dims
-        yield back.but(dims=(m, n, k))
+        if not op.detached:
+            yield back.but(dims=(m, n, k))
         yield back.but(name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD, dims=(k, m, n))
     elif op.kind is OpKind.GROUPED_MATMUL:
         groups, rows, k, n = op.dims
         yield back.but(dims=(groups, rows, n, k))
         yield back.but(name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD)
-    elif op.kind in {OpKind.SCORES, OpKind.CONTEXT}:
+    elif op.kind is OpKind.BLOCK_MATMUL:
+        m, blocks, k, n = op.dims
+        yield back.but(dims=(m, blocks, n, k))
+        yield back.but(name=f"{op.name}.weight_grad", phase=Phase.WEIGHT_GRAD)
+    elif op.kind is OpKind.SCAN:
+        yield back.but(passes=SCAN_BACKWARD)
+    elif op.kind in {OpKind.SCORES, OpKind.CONTEXT, OpKind.INDEX}:
         yield back.but(passes=2.0)  # one GEMM for each of the two inputs
     elif op.kind is OpKind.ATTENTION:
         yield back.but(passes=2.5)  # five GEMMs against two: scores are formed again (arXiv:2307.08691, sec. 3)
@@ -83,7 +97,9 @@ def _dual(op: Op) -> Iterator[Op]:
     """Gather <-> reduce-scatter, copy <-> all-reduce, all-to-all <-> itself; a ring also brings gradients home."""
     assert op.collective is not None
     again = DUALS[op.collective]
-    if op.group is Group.ETP:  # the rows that an etp group shares are kept whole
+    if op.detached:
+        return
+    if op.kept or op.group is Group.ETP:  # the rows that an etp group shares are kept whole
         again = again[:1]
     partners = tuple([f"{name}.grad" for name in op.partners])  # the GEMMs of the input gradient
     for i, collective in enumerate(again):

@@ -1,7 +1,7 @@
 """Split: every dim becomes the share of one rank. Axes decide; op names and layer kinds do not.
 
-An op or tensor with a tensor-parallel axis holds all tokens of its TP group; one without holds 1/tp of them under
-sequence parallelism (Korthikanti 2022, arXiv:2205.05198, section 4.2).
+An op or tensor with a tensor-parallel axis holds all tokens of its TP group, split or shared by its ranks; one without
+holds 1/tp of them under sequence parallelism (Korthikanti 2022, arXiv:2205.05198, section 4.2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from estimator.strategy import ContextParallel, Strategy
 
 __all__ = ["CORE_KINDS", "TENSOR_PARALLEL", "is_tensor_parallel", "shard"]
 
-TENSOR_PARALLEL = frozenset({Axis.HEADS, Axis.KV_HEADS, Axis.FFN, Axis.VOCAB})
+TENSOR_PARALLEL = frozenset({Axis.HEADS, Axis.KV_HEADS, Axis.FFN, Axis.VOCAB, Axis.SHARED})
 CORE_KINDS = frozenset({OpKind.SCORES, OpKind.CONTEXT, OpKind.ATTENTION})
 
 

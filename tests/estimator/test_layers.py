@@ -111,7 +111,7 @@ def test_mtp_runs_the_last_layer_or_the_one_it_is_given():
         ([{"window": 8, "mlp": "moe"}, {"mlp": "moe"}], ["window8+moe", "moe"] * 3),
         ([{"repeat": 4}, {"mlp": "moe", "repeat": 2}], ["dense"] * 4 + ["moe"] * 2),
         ({"pattern": "M-*", "kinds": {"M": {"mixer": "mamba", "mlp": "none"}, "-": {"mixer": "none"},
-                                      "*": {"mlp": "none"}}}, ["mamba", "only+dense", "attention"] * 2),
+                                      "*": {"mlp": "none"}}}, ["mamba", "mlp", "attention"] * 2),
     ],
 )  # fmt: skip
 def test_a_model_file_writes_a_pattern_that_repeats(written, names):

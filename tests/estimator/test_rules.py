@@ -10,19 +10,39 @@ import pytest
 from estimator.rules import RULES, Case, check, explain
 from estimator.schedule import check_conditions
 from estimator.step import evaluate
-from estimator.strategy import ContextParallel, LayoutRule, Offload, Overlap, RankOrder, Recompute, Schedule, Strategy
+from estimator.strategy import (
+    ContextParallel,
+    CudaGraph,
+    LayoutRule,
+    Offload,
+    Overlap,
+    RankOrder,
+    Recompute,
+    Schedule,
+    Strategy,
+)
 from estimator.workload import Workload
 from hardware import catalog
-from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, WORK, h100
+from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, UNFUSED, WORK, h100
+from tests.estimator.kinds import HYBRID, SPARSE
 
 BLOCK = Recompute.parse("block")
 OFFENDERS = {
     "sizes": (LLAMA, Strategy(tp=1.5), "whole numbers of at least 1"),
     "options": (LLAMA, Strategy(zero_stage=4), "zero_stage 0 to 3.*zero_stage 4"),
     "engine": (LLAMA, Strategy(precision="fp8"), "matrix engine"),
+    "cuda_graph": (
+        MIXTRAL,
+        Strategy(cuda_graph=CudaGraph.FULL),
+        "shapes that do not depend on where tokens are routed",
+    ),
     "world": (LLAMA, Strategy(pp=3), r"num_chips \(64\) must be divisible by tp \(1\) \* cp \(1\) \* pp \(3\)"),
     "heads": (LLAMA, Strategy(tp=32), r"heads \(16\) must be divisible by tp \(32\)"),
     "kv_heads": (replace(LLAMA, num_heads=48, num_kv_heads=6), Strategy(tp=4), r"kv heads \(6\) and tp \(4\)"),
+    "mixer_groups": (HYBRID, Strategy(tp=16), r"groups of mamba \(8\) must be divisible by tp \(16\)"),
+    "scan_context": (HYBRID, Strategy(cp=64), r"must be divisible by tp \* cp \(1 \* 64\)"),
+    "sparse_context": (SPARSE, Strategy(cp=2), r"needs cp \(2\) 1 or context_parallel all-gather"),
+    "sparse_kernel": (SPARSE, Strategy(fusion=UNFUSED), "needs flash_attention in fusion"),
     "ffn": (replace(LLAMA, ffn=3001), Strategy(tp=2), r"ffn \(3001\).*tp \(2\)"),
     "experts": (MIXTRAL, Strategy(ep=16), r"experts \(8 and 0 copies\) must be divisible by ep \(16\)"),
     "redundant_experts": (

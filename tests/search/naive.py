@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from estimator.layers import Mixer, Mlp
 from estimator.layout import even_layers
 from estimator.rules import Case, check
 from estimator.step import evaluate
@@ -67,10 +68,12 @@ def raw_points(space: Space) -> Iterator[tuple[int, SystemSpec, dict[str, Any]]]
 def modules_of(space: Space) -> set[Module]:
     """Recompute modules that have a meaning on this model."""
     model = space.model
-    out = {Module.CORE_ATTENTION, Module.LAYERNORM}
+    layers = model.layer_specs
+    out = {Module.LAYERNORM} | ({Module.CORE_ATTENTION} if any(a.mixer is Mixer.ATTENTION for a in layers) else set())
     out |= {Module.MLA_UP_PROJ} if model.mla else set()
     out |= {Module.MOE, Module.MOE_ACTIVATION} if model.moe else set()
-    out |= {Module.MLP, Module.MLP_ACTIVATION} if model.num_moe_layers < model.num_layers else set()
+    out |= {Module.MLP, Module.MLP_ACTIVATION} if any(layer.mlp is Mlp.DENSE for layer in layers) else set()
+    out |= {Module.MLP_ACTIVATION} if model.moe and model.moe.num_shared_experts else set()
     return out
 
 

@@ -22,11 +22,12 @@ def flash_attention(block: Block) -> Block:
     batch, query, _, heads = scores.dims[:4]
     lse = "attention.lse"
     act = Role.ACTIVATION
-    inputs = (*scores.inputs, context.inputs[1])
+    inputs = tuple(dict.fromkeys((*scores.inputs, context.inputs[1])))  # keys may be the values too
+    chosen = (save for save in scores.saves if save.role is Role.INDEX)
     fused = scores.but(
         name="attention.core", kind=OpKind.ATTENTION, dims=(*scores.dims, context.dims[4]), inputs=inputs,
         outputs=(out,), 
-        saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL)),
+        saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL), *chosen),
     )  # fmt: skip
     gone = {OpKind.SCORES, OpKind.SOFTMAX}
     kept = tuple(fused if op.kind is OpKind.CONTEXT else op for op in block.ops if op.kind not in gone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.graph import Block
-from estimator.op import Op, OpKind
+from estimator.op import Component, Op, OpKind
 from estimator.precision import Role
 
 __all__ = ["fused_activation", "fused_norm", "fused_router", "one_pass"]
@@ -22,7 +22,11 @@ def one_pass(norm: Op) -> Op:
 
 def fused_router(block: Block) -> Block:
     """Scores, choice of experts and their weights in one pass over the router's logits."""
-    return block.with_ops(tuple(op.but(passes=1.0) if op.kind is OpKind.TOPK else op for op in block.ops))
+    return block.with_ops(tuple(op.but(passes=1.0) if _chooses_experts(op) else op for op in block.ops))
+
+
+def _chooses_experts(op: Op) -> bool:
+    return op.kind is OpKind.TOPK and op.component is Component.ROUTER
 
 
 def fused_activation(block: Block) -> Block:
