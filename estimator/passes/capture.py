@@ -14,7 +14,9 @@ from estimator.strategy import CudaGraph
 
 __all__ = ["capture"]
 
-ATTENTION = frozenset({Component.ATTENTION, Component.NORM, Component.RESIDUAL})
+ATTENTION = frozenset(
+    {Component.ATTENTION, Component.LINEAR_ATTENTION, Component.INDEXER, Component.NORM, Component.RESIDUAL}
+)
 BUFFER = "graph.gradient"
 
 

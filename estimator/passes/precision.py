@@ -10,7 +10,7 @@ from estimator.precision import PrecisionRecipe, Role
 
 __all__ = ["insert_quantization", "remake_activations"]
 
-GEMMS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL})
+GEMMS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
 CASTING = frozenset({OpKind.NORM, OpKind.ACTIVATION})
 
 

@@ -9,11 +9,13 @@ import pytest
 from estimator.build import build
 from estimator.graph import BlockKind
 from estimator.model import QKNorm
+from estimator.model_io import model_names
 from estimator.op import Op
-from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, PUBLISHED, SEQ, TINY, block, published, saved
+from spaces import MODELS
+from tests.estimator.cases import DEEPSEEK, FULL, GPT, LLAMA, MIXTRAL, SEQ, TINY, block, published, saved
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", model_names([MODELS]))
 def test_a_published_models_graph_holds_its_published_parameters(name):
     model = published(name)
     assert build(model, SEQ).num_parameters() == model.num_parameters(include_mtp=True)
