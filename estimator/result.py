@@ -111,14 +111,16 @@ class StageResult:
 class StepResult:
     """An evaluated strategy: every column as a float, or as `[N]` for a batch.
 
-    `feasible` and `reason` hold per row; `stages` is filled for a scalar only. Seconds of rows that a gated batch did
-    not price are NaN.
+    `feasible` and `reason` hold per row; `stages` and `chunks` (seconds of forward, input and weight gradient of one
+    micro-batch on each chunk, in model order) are filled for a scalar only. Seconds of rows that a gated batch did not
+    price are NaN.
     """
 
     columns: dict[str, Value]
     feasible: Value
     reason: str | tuple[str, ...]
     stages: tuple[StageResult, ...] = ()
+    chunks: tuple[tuple[float, float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
     finishing_rank: int = 0
 

@@ -58,8 +58,9 @@ def evaluate(
     legal = np.flatnonzero(code == 0)
     out = np.full((len(code), len(Out)), np.nan)
     stages: tuple[StageResult, ...] = ()
+    seconds = np.empty((0, 3))
     if legal.size:
-        out[legal], stages = _compose(case, legal, gate=gate, quantile=quantile)
+        out[legal], stages, seconds = _compose(case, legal, gate=gate, quantile=quantile)
     columns = columns_of(out, model, system, workload, strategy)
     too_large = out[:, Out.DEVICE_MEMORY_BYTES] > system.usable_hbm_bytes
     fits = (code == 0) & ~too_large & (out[:, Out.HOST_MEMORY_BYTES] <= system.chip.host_memory_bytes)
@@ -73,6 +74,7 @@ def evaluate(
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
     return StepResult(
         columns=plain, feasible=bool(fits[0]), reason=reasons[0], stages=stages, assumptions=assumptions,
+        chunks=tuple((float(f), float(b), float(w)) for f, b, w in seconds),
         finishing_rank=0 if np.isnan(out[0, Out.RANK]) else int(out[0, Out.RANK]),
     )  # fmt: skip
 
@@ -131,7 +133,7 @@ def _balanced(case: Case, code: np.ndarray, *, gate: bool, quantile: float) -> S
 
 def _compose(
     case: Case, legal: np.ndarray, *, gate: bool, quantile: float
-) -> tuple[np.ndarray, tuple[StageResult, ...]]:
+) -> tuple[np.ndarray, tuple[StageResult, ...], np.ndarray]:
     """Price the distinct rows of the legal candidates, then compose each."""
     s = case.strategy
     sizes = {name: values[legal] for name, values in case.sizes.items()}
@@ -167,7 +169,7 @@ def _compose(
     place = place_of(tables, candidates.layout[-1], candidates.pp[-1])
     items, seconds = np.zeros((candidates.pp[-1], len(ITEMS))), np.zeros((len(place.class_of), 3))
     compose_rows(tables, candidates, gate, out, items, seconds)
-    return out, _stages(place, items, seconds)
+    return out, _stages(place, items, seconds), seconds
 
 
 def distinct(sizes: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -269,6 +269,15 @@ def _add_points(commands: _Commands) -> None:
             f"--set-{letter}", dest=f"overrides_{letter}", metavar="KEY=VALUE", action="append", default=[],
             help=f"for {letter.upper()} alone, repeatable",
         )  # fmt: skip
+    schedules = commands.add(
+        "schedules",
+        "schedules",
+        "every pipeline schedule for one configuration, side by side at equal memory",
+        example="search schedules deepseek_v3:published -o schedules.png",
+    )
+    schedules.add_argument("config", metavar="CONFIG", help="a space file with one point, FILE:NAME, or RUN:ID")
+    schedules.add_argument("--reference", metavar="NAME", help="the named point of the file")
+    schedules.add_argument("--memory", type=_number, metavar="GB", help="of a chip; default: what its HBM leaves")
     why = commands.add("why", "why", "what rejected candidates, and what would make the closest ones fit")
     why.add_argument("target", metavar="RUN|CONFIG", help="a run, a space file, or RUN:ID")
     why.add_argument("--reference", metavar="NAME", help="the named point of the file")
@@ -285,7 +294,7 @@ def _add_points(commands: _Commands) -> None:
     )
     replay.add_argument("--trace", metavar="DIR", help="traces for ui.perfetto.dev go there (default: into the run)")
     replay.add_argument("--no-trace", action="store_true", help="write no traces")
-    for parser in (estimate, compare, why, replay):
+    for parser in (estimate, compare, schedules, why, replay):
         _add_set(parser)
 
 

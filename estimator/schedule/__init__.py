@@ -13,7 +13,8 @@ not shorten compute.
 from estimator.schedule.one_way import side_by_side
 from estimator.schedule.passes import Kind, Order, Pass
 from estimator.schedule.rules import check_conditions, order, placement
+from estimator.schedule.searched import zero_bubble
 from estimator.schedule.simulation import Simulation, in_flight, owed, simulate
 
 __all__ = ["Kind", "Order", "Pass", "Simulation", "check_conditions", "in_flight", "order", "owed", "placement",
-           "side_by_side", "simulate"]  # fmt: skip
+           "side_by_side", "simulate", "zero_bubble"]  # fmt: skip

@@ -33,6 +33,7 @@ COMMANDS = (
     "plan",
     "estimate",
     "compare",
+    "schedules",
     "why",
     "validate",
     "catalog",

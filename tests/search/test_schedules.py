@@ -1,0 +1,85 @@
+"""`search schedules`: every schedule for one configuration, held to `evaluate`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from estimator.schedule import in_flight, placement
+from estimator.strategy import Schedule
+from results.report.gantt import alive, text_gantt
+from search.commands.point import read_point
+from search.commands.schedules import _lane, compared
+
+POINT = ("llama3_70b", "rule_of_thumb", ["workload.global_batch=128"])
+WORDS = ["schedules", "llama3_70b:rule_of_thumb", "--set", "workload.global_batch=128"]
+
+
+@pytest.fixture(scope="module")
+def point():
+    return read_point(*POINT)
+
+
+@pytest.fixture(scope="module")
+def rows(point):
+    return compared(point, 45e9)[0]
+
+
+def test_every_schedule_is_a_row_or_refused_with_its_rule(point, rows):
+    assert {row.strategy.schedule for row in rows} == set(Schedule)
+    few = compared(read_point(POINT[0], POINT[1], ["workload.global_batch=32"]), 45e9)
+    assert "schedule: dualpipe must suit" in few[1]["dualpipe"]
+
+
+def test_rows_that_fit_come_first_and_the_fastest_of_them_first(rows):
+    assert rows == sorted(rows, key=lambda row: (not row.fits, float(row.result.step_time_s)))
+    for row in rows:
+        assert row.fits == (float(row.result.device_memory_bytes) <= 45e9)
+
+
+def test_less_memory_never_makes_a_schedule_faster(point, rows):
+    wide = {row.strategy.schedule: row for row in compared(point, 70e9)[0]}
+    for row in rows:
+        other = wide[row.strategy.schedule]
+        if row.fits:
+            assert other.fits
+            assert other.result.step_time_s <= row.result.step_time_s
+
+
+def test_what_is_drawn_is_what_is_priced(rows):
+    for row in rows:
+        chunks = placement(row.strategy.schedule, int(row.strategy.pp), int(row.strategy.vpp))
+        assert in_flight(row.passes, chunks).sum(axis=1).max() > 0
+        # Sends are in the estimate and not in the picture: below 3 % of the pipeline here.
+        assert row.simulated.span == pytest.approx(float(row.result.pipeline_s), rel=0.05)
+        moments, held = alive(_lane(row))
+        assert held.max() == 1.0
+        assert held[-1] == 0.0
+        assert (np.diff(moments) >= 0.0).all()
+        lines = text_gantt(_lane(row))
+        assert len(lines) == int(row.strategy.pp) + 2
+        assert {len(line) for line in lines[:-1]} == {101}
+
+
+def test_the_table_its_json_and_its_picture(search, tmp_path):
+    said = search(*WORDS, "--memory", "45")
+    assert said.code == 0
+    assert said.out.count("does not fit") == 2
+    assert "zb-v x2" in said.out
+    picture = tmp_path / "a.png"
+    told = search(*WORDS, "--json", "-o", str(picture))
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    data = json.loads(told.out)
+    assert {row["schedule"] for row in data["schedules"]} == {s.value for s in Schedule}
+    assert all(0.0 <= row["bubble_share"] < 1.0 for row in data["schedules"])
+    assert search(*WORDS, "--memory", "5").code == 3
+
+
+@pytest.mark.parametrize("words", [
+    ["schedules", "llama3_70b"], ["schedules", "llama3_70b:rule_of_thumb", "--memory", "no"],
+    ["schedules", "llama3_8b_small:fully_sharded"],
+])  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(search, words):
+    said = search(*words)
+    assert said.code == 2
+    assert said.err.count("\n") == 1
