@@ -243,6 +243,11 @@ def test_orders_are_those_that_torch_generates(p: int, m: int, v: int) -> None:
         named = [(TORCH_NAMES.get(x.computation_type.name), x) for x in actions if x is not None]
         return [Pass(kind, x.stage_index, x.microbatch_index) for kind, x in named if kind]
 
+    def parts(item: Pass) -> list[Pass]:
+        if item.kind is not Kind.PAIR:
+            return [item]
+        return [Pass(Kind.F, *item[1:3]), Pass(Kind.BW, item.back_chunk, item.back_micro_batch)]
+
     many = SimpleNamespace(n_local_stages=v, microbatches_per_round=p, pp_group_size=p, _n_microbatches=m)
     single = SimpleNamespace(_num_stages=p, _n_microbatches=m)
     gpipe = torch_schedules.ScheduleGPipe._get_pipeline_order(single)
@@ -257,6 +262,10 @@ def test_orders_are_those_that_torch_generates(p: int, m: int, v: int) -> None:
             v_shaped = SimpleNamespace(pp_group_size=p, _n_microbatches=m, num_stages=2 * p)
             zb_v = torch_schedules.ScheduleZBVZeroBubble._calculate_single_rank_operations(v_shaped, rank)
             assert order(Schedule.ZB_V, p, m, 2)[rank] == theirs(zb_v)
+            dualpipe_v = torch_schedules.ScheduleDualPipeV._calculate_single_rank_operations(v_shaped, rank)
+            whole = [part for x in dualpipe_v if x is not None for part in x.sub_actions or [x]]
+            mine = [part for x in order(Schedule.DUALPIPE_V, p, m, 2)[rank] for part in parts(x)]
+            assert mine == theirs(whole)
         if v == 1:
             zb_h1 = torch_schedules.ScheduleInterleavedZeroBubble._calculate_single_rank_operations(many, rank)
             assert order(Schedule.ZB_H1, p, m)[rank] == theirs(zb_h1)
