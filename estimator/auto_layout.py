@@ -154,7 +154,7 @@ def _shared(
     states, grads, weights = ((1.0 - share) / (shards if keep.zero >= stage else 1.0) for stage, share in stages)
     params = float(x[Base.DENSE_PARAMS])
     kept = float(x[Base.DENSE_WEIGHT_BYTES]) * weights + params * (c.grad_bytes * grads + c.state_bytes * states)
-    return np.array([kept, params])
+    return np.array([kept + float(x[Base.MORE_STATE_BYTES]) * states, params])
 
 
 def _flying(code: int, chunks: np.ndarray, made: Program, vpp: int, m: int, overlap_ep: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class Balanced:
 
 def unlimited(num_chunks: int) -> Room:
     """Room without a limit."""
-    none = Constants(**dict.fromkeys(Constants._fields, 0.0))._replace(expert_bucket=-1.0)
+    none = Constants(**dict.fromkeys(Constants._fields, 0.0))._replace(expert_bucket=-1.0, matrix_bytes=-1.0)
     return Room(np.inf, 0.0, 0.0, 0, np.zeros(2), np.zeros(num_chunks), np.zeros((2, num_chunks)), none)
 
 

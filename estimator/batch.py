@@ -30,6 +30,7 @@ from estimator.compose import (
 )
 from estimator.cost.table import Again, Base
 from estimator.gradients import (
+    apart_seconds,
     bucketed_terms,
     cover_of,
     gather_wire,
@@ -271,7 +272,8 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 gather_s, gather_latency = gather_wire(d, e, zero, net, c)
                 mine = grad_s + grad_latency
                 gather = max(gather, gather_s + gather_latency)
-            update = max(update, update_seconds(d, e, keep, net, c))
+            mine_s = update_seconds(d, e, keep, net, c) + apart_seconds(rank, place.held, base, zero, net, c)
+            update = max(update, mine_s)
             exposed = max(exposed, mine)
             busy = (
                 each * (windows[n, 0] + windows[num_leads + n, 0]) + _alone_seconds(rank, place, alone, seconds) + mine

@@ -60,6 +60,7 @@ class Constants(NamedTuple):
     state_bytes: float
     gather_bytes: float  # bytes per parameter of a weight all-gather
     update_s_per_param: float
+    matrix_bytes: float  # of a gradient that ranks gather to update whole matrices; -1: all parameters fare alike
     capacity_bytes: float
     context_bytes: float
     norm_latency_s: float

@@ -10,13 +10,14 @@ import numpy as np
 
 from estimator.compose import Net
 from estimator.cost.overlap import SLOWDOWN
+from estimator.cost.table import Base
 from estimator.jit import njit
 from estimator.keep import uses_host
 from estimator.lanes import larger
 
 __all__ = [
-    "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind", "pieces_of",
-    "replica_terms", "shard_of", "update_seconds",
+    "apart_seconds", "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind",
+    "pieces_of", "replica_terms", "shard_of", "update_seconds",
 ]  # fmt: skip
 
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
@@ -25,6 +26,9 @@ N_SHARDS, N_BYTE, N_LAT = int(Net.SHARDS), int(Net.SHARD_PER_BYTE), int(Net.SHAR
 N_ESHARDS, N_E_BYTE, N_E_LAT = int(Net.ESHARDS), int(Net.ESHARD_PER_BYTE), int(Net.ESHARD_LATENCY)
 N_R_BYTE, N_R_LAT = int(Net.REPLICA_PER_BYTE), int(Net.REPLICA_LATENCY)
 N_ER_BYTE, N_ER_LAT = int(Net.EREPLICA_PER_BYTE), int(Net.EREPLICA_LATENCY)
+B_UPDATE, B_E_UPDATE = int(Base.DENSE_UPDATE_S), int(Base.EXPERT_UPDATE_S)
+B_LONGEST, B_E_LONGEST = int(Base.DENSE_LONGEST_S), int(Base.EXPERT_LONGEST_S)
+B_MATRICES, B_EXPERTS = int(Base.MATRIX_PARAMS), int(Base.EXPERT_PARAMS)
 
 
 @njit(cache=True)
@@ -147,6 +151,35 @@ def hidden_behind(total, least, cover):
 def shard_of(dense, expert, zero, net):
     """Parameters whose optimizer states a rank owns."""
     return dense / net[N_SHARDS] + expert / net[N_ESHARDS] if zero >= 1 else dense + expert
+
+
+@njit(cache=True)
+def apart_seconds(rank, held, base, zero, net, c):
+    """What an optimizer takes for some parameters beyond `update_seconds`: matrices that it orthogonalises, tables.
+
+    Ranks that share states split the matrices, but each one that two ranks' shards divide is taken whole by both, after
+    a gather of its gradients that nothing hides (Distributed Muon, Liu 2025, arXiv:2502.16982, section 2.3; a gather of
+    all of them, the most that is needed).
+    """
+    if c.matrix_bytes < 0.0:
+        return 0.0
+    dense, expert, longest, expert_longest, matrices, experts = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(held.shape[1]):
+        n = held[rank, k]
+        if n > 0:
+            dense += n * base[k, B_UPDATE]
+            expert += n * base[k, B_E_UPDATE]
+            longest = max(longest, base[k, B_LONGEST])
+            expert_longest = max(expert_longest, base[k, B_E_LONGEST])
+            matrices += n * base[k, B_MATRICES]
+            experts += n * base[k, B_EXPERTS]
+    if zero == 0:
+        return dense + expert
+    d, e = net[N_SHARDS], net[N_ESHARDS]
+    mine = dense / d + (d - 1.0) / d * longest + (expert / e + (e - 1.0) / e * expert_longest)
+    if c.matrix_bytes == 0.0:
+        return mine
+    return mine + c.matrix_bytes * (matrices * net[N_BYTE] + experts * net[N_E_BYTE]) + (net[N_LAT] + net[N_E_LAT])
 
 
 @njit(cache=True)

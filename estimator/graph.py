@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from estimator.layers import LayerSpec, Mlp
-from estimator.op import Array, Op, OpKind, Phase, Tensor, Weight
+from estimator.op import Array, Component, Op, OpKind, Phase, Tensor, Weight
 from estimator.precision import Role
 
 __all__ = ["Block", "BlockKind", "OpGraph"]
@@ -80,8 +80,11 @@ class Block:
     @property
     def weights(self) -> tuple[Weight, ...]:
         """Parameters of the block, each once."""
-        found = {w.name: w for op in self.of_phase(Phase.FORWARD) for w in op.weights}
-        return tuple(found.values())
+        return tuple(weight for weight, _ in self.owned().values())
+
+    def owned(self) -> dict[str, tuple[Weight, Component]]:
+        """The same by name, each with the part of the model that it belongs to."""
+        return {w.name: (w, op.component) for op in self.of_phase(Phase.FORWARD) for w in op.weights}
 
     def with_ops(self, ops: tuple[Op, ...], tensors: Mapping[str, Tensor] | None = None) -> Block:
         """A copy with other ops, and more tensors where given."""

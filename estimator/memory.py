@@ -54,7 +54,7 @@ ITEMS = tuple(item.name.lower() for item in Item)
 N_SHARDS, N_ESHARDS = int(Net.SHARDS), int(Net.ESHARDS)
 B_DENSE, B_EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 B_DENSE_W, B_EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
-B_OWED = int(Base.OWED_BYTES)
+B_OWED, B_MORE = int(Base.OWED_BYTES), int(Base.MORE_STATE_BYTES)
 A_SAVED, A_LIVE, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES), int(Again.LOGITS_BYTES)
 
 
@@ -70,6 +70,7 @@ def static_bytes(rank, held, base, keep, net, c, items):
     expert = 0.0
     dense_w = 0.0
     expert_w = 0.0
+    more = 0.0
     widest = 0.0
     for k in range(held.shape[1]):
         n = held[rank, k]
@@ -77,6 +78,7 @@ def static_bytes(rank, held, base, keep, net, c, items):
         expert += n * base[k, B_EXPERT]
         dense_w += n * base[k, B_DENSE_W]
         expert_w += n * base[k, B_EXPERT_W]
+        more += n * base[k, B_MORE]
         if n > 0:
             whole = base[k, B_DENSE_W] if net[N_SHARDS] > 1 else 0.0
             widest = max(widest, whole + (base[k, B_EXPERT_W] if net[N_ESHARDS] > 1 else 0.0))
@@ -85,7 +87,7 @@ def static_bytes(rank, held, base, keep, net, c, items):
     d3, e3 = (net[N_SHARDS], net[N_ESHARDS]) if keep.zero >= 3 else (1.0, 1.0)
     items[0] = dense_w / d3 + expert_w / e3
     items[1] = (dense / d2 + expert / e2) * c.grad_bytes
-    items[2] = (dense / d1 + expert / e1) * c.state_bytes
+    items[2] = (dense / d1 + expert / e1) * c.state_bytes + more / d1
     items[3] = 0.0
     if keep.zero >= 3:
         items[3] = (1.0 + keep.prefetch) * widest

@@ -22,6 +22,7 @@ from estimator.strategy import (
     CudaGraph,
     LayoutRule,
     Offload,
+    Optimizer,
     RankOrder,
     RecomputeKind,
     Schedule,
@@ -173,6 +174,10 @@ def _replicas(c: Case) -> np.ndarray:
     return np.asarray((c.dp % np.maximum(c.dp_replicate, 1) == 0) & (c.edp % np.maximum(c.dp_replicate, 1) == 0))
 
 
+def _optimizer(c: Case) -> np.ndarray:
+    return (c.offload_states == 0) | (c.strategy.optimizer is not Optimizer.MUON)
+
+
 def _host(c: Case) -> np.ndarray:
     shares = [c.sizes[f"offload_{part.name}"] for part in fields(Offload)]
     chip = c.system.chip
@@ -322,6 +327,8 @@ RULES: tuple[Rule, ...] = (
          "change micro_batch or the degrees that leave dp"),
     Rule("dp_replicate", _replicas, "dp ({dp}) and the ranks that share an expert ({edp}) must be divisible by "
          "dp_replicate ({dp_replicate})", "lower dp_replicate, or ep"),
+    Rule("optimizer", _optimizer, "{optimizer} needs momentum on the chip that orthogonalises it, but offload of "
+         "states is {offload_states}", "set offload states to 0, or optimizer: adam"),
     Rule("offload", _host, "offload needs a chip whose link to the host and whose host's memory are known, and of "
          "{chip} they are not", "set offload to 0, or give the chip host_bytes_per_s, host_memory_bytes and "
          "host_memory_bytes_per_s"),
@@ -384,7 +391,8 @@ def explain(case: Case, code: int, row: int = 0) -> str:
         "redundant_experts": s.redundant_experts,
         "seq": case.workload.seq, "chip": case.system.chip.name,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
-        "schedule": s.schedule.value, "tp_chunks": s.tp_chunks, "chunk_layers": _joined(chunk_layers),
+        "schedule": s.schedule.value, "optimizer": s.optimizer.value, "tp_chunks": s.tp_chunks,
+        "chunk_layers": _joined(chunk_layers),
         "recompute_per_chunk": _joined(s.recompute_per_chunk or ()), "layout": _told(s.layout),
         "group": f" in groups of {s.interleave_group}" if s.interleave_group else "",
     }  # fmt: skip

@@ -77,6 +77,9 @@ class Optimizer(Enum):
     """Update rules whose states and traffic are modelled."""
 
     ADAM = "adam"
+    ADAM_8BIT = "adam_8bit"
+    SGD = "sgd"
+    MUON = "muon"
 
 
 class CudaGraph(Enum):

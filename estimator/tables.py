@@ -29,12 +29,14 @@ from estimator.imbalance import MEDIAN, Routing
 from estimator.layout import Layout, layout_of
 from estimator.model import ModelSpec
 from estimator.op import Op, OpKind, Phase, Traffic
+from estimator.optimizers import gathered_bytes, state_bytes
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
 from estimator.program import NO_PROGRAM, Program, program
 from estimator.strategy import (
     CudaGraph,
     LayoutRule,
+    Optimizer,
     RankOrder,
     Recompute,
     RecomputeKind,
@@ -50,7 +52,15 @@ __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "fixed_host_s", "grad
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
-SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph", "redundant_experts")
+SHAPING = (
+    "sequence_parallel",
+    "context_parallel",
+    "fusion",
+    "tp_chunks",
+    "cuda_graph",
+    "redundant_experts",
+    "optimizer",
+)
 """Structure fields that decide which ops a row has and what they cost; recompute and precision stand beside them."""
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 ROW_FLAGS = ("overlap_cp",)
@@ -230,14 +240,15 @@ def twin_groups(order: RankOrder, n: dict[str, np.ndarray], replicas: np.ndarray
 
 @lru_cache(maxsize=256)
 def constants_of(
-    system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None, scope: CudaGraph = CudaGraph.NONE
-) -> Constants:
-    """Numbers of a system and a recipe; all floats, for a composition is compiled per tuple of types."""
-    chip = system.chip
-    traffic = r.grad_bytes + 2 * r.state_bytes + UPDATE_BYTES_EXTRA
+    system: SystemSpec, r: PrecisionRecipe, expert_bucket: int | None = None, scope: CudaGraph = CudaGraph.NONE,
+    optimizer: Optimizer = Optimizer.ADAM,
+) -> Constants:  # fmt: skip
+    """Numbers of a system, a recipe and an optimizer; all floats, for a composition is compiled per tuple of types."""
+    chip, states = system.chip, state_bytes(optimizer, r)
+    traffic = r.grad_bytes + 2 * states + UPDATE_BYTES_EXTRA
     link, memory = (1.0 / rate if rate else 0.0 for rate in (chip.host_bytes_per_s, chip.host_memory_bytes_per_s))
     return Constants(
-        grad_bytes=float(r.grad_bytes), state_bytes=float(r.state_bytes),
+        grad_bytes=float(r.grad_bytes), state_bytes=float(states), matrix_bytes=gathered_bytes(optimizer),
         gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
         update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
@@ -366,7 +377,7 @@ class TableBuilder:
     def constants(self) -> Constants:
         """Numbers of the system and the recipe."""
         buckets = self.strategy.expert_bucket_bytes if self.model.moe else None
-        return constants_of(self.system, self.recipe, buckets, self.strategy.cuda_graph)
+        return constants_of(self.system, self.recipe, buckets, self.strategy.cuda_graph, self.strategy.optimizer)
 
     def prices(self, rows: dict[str, np.ndarray]) -> PriceTable:
         """Prices of ROW_SIZES, and of ROW_FLAGS where rows differ in them, each [R]."""

@@ -25,7 +25,7 @@ from estimator.compose import (
     program_of,
     rank_params,
 )
-from estimator.gradients import update_seconds
+from estimator.gradients import apart_seconds, update_seconds
 from estimator.jit import njit
 from estimator.keep import at_home, keep_of
 from estimator.memory import (
@@ -101,7 +101,8 @@ def least_update(t, part, i, place, options):
         least = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
-                least = min(least, update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c))
+                own = update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c)
+                least = min(least, own + apart_seconds(rank, place.held, t.base[part.row[i]], z, net, c))
         update = max(update, least)
     return update
 

@@ -25,6 +25,7 @@ from estimator.compose import (
     zero_traffic,
 )
 from estimator.gradients import (
+    apart_seconds,
     bucketed_terms,
     gather_wire,
     gradient_wire,
@@ -226,7 +227,8 @@ def fill_bytes(t, part, job, place, made, options, x):
             continue
         plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
         for rank in place.leads:
-            update[z] = max(update[z], update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c))
+            mine = update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c)
+            update[z] = max(update[z], mine + apart_seconds(rank, place.held, base, z, net, c))
         _fill_traffic(options.buckets, net, c, place, dense, expert, z, plain, x.terms[z])
 
 

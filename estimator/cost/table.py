@@ -18,10 +18,11 @@ from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, si
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
+from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
 from estimator.passes import recompute
 from estimator.passes.shard import CORE_KINDS, is_tensor_parallel
 from estimator.precision import PrecisionRecipe, Role
-from estimator.strategy import CudaGraph, Recompute, Strategy
+from estimator.strategy import CudaGraph, Optimizer, Recompute, Strategy
 from hardware.system import SystemSpec
 
 __all__ = ["Again", "Base", "PriceTable", "price_table"]
@@ -59,6 +60,12 @@ class Base(IntEnum):
     F_WIRE = 23  # seconds on the outermost tier of traffic of experts and tp, and of exposed context-parallel traffic
     B_WIRE = 24
     OWED_BYTES = 25  # what a split backward leaves for its weight gradients: inputs and output gradients of GEMMs
+    MORE_STATE_BYTES = 26  # of dense parameters: beyond the state that all parameters have
+    MATRIX_PARAMS = 27  # dense parameters in matrices that an optimizer takes whole
+    DENSE_UPDATE_S = 28  # what an optimizer computes and moves beyond what it does to all parameters
+    EXPERT_UPDATE_S = 29
+    DENSE_LONGEST_S = 30  # of it, for the one matrix that takes longest
+    EXPERT_LONGEST_S = 31
 
 
 class Again(IntEnum):
@@ -149,9 +156,35 @@ class _Pricer:
             mine = [(w.elements, per[w.linear]) for w in weights if w.expert is expert]
             out[Base[f"{prefix}_PARAMS"]] = sum((elements for elements, _ in mine), 0.0)
             out[Base[f"{prefix}_WEIGHT_BYTES"]] = sum((elements * width for elements, width in mine), 0.0)
+        out |= self._update(block)
         out[Base.F_WIRE], out[Base.B_WIRE] = phases[Phase.FORWARD].wire(), phases[Phase.BACKWARD].wire()
         out[Base.OWED_BYTES] = self.owed_bytes(block)
         return out
+
+    def _update(self, block: Block) -> dict[Base, Array]:
+        """What the optimizer does to some parameters and not to all: matrices, embeddings."""
+        optimizer, chip = self.strategy.optimizer, self.system.chip
+        if gathered_bytes(optimizer) < 0.0:
+            return {}
+        more: Array = 0.0
+        params: Array = 0.0
+        seconds: dict[bool, Array] = {False: 0.0, True: 0.0}
+        longest: dict[bool, Array] = {False: 0.0, True: 0.0}
+        for weight, component in block.owned().values():
+            if optimizer is Optimizer.MUON and is_matrix(weight):
+                count, products = iteration(weight)
+                each = sum(price(op, block, chip, self.recipe, self.backends).seconds for op in products) * ITERATIONS
+                seconds[weight.expert] = seconds[weight.expert] + each
+                longest[weight.expert] = larger(longest[weight.expert], each / count)
+                params = params + (0.0 if weight.expert else weight.elements)
+            else:
+                more = more + weight.elements * more_state_bytes(optimizer, self.recipe, weight, component)
+        moved = 2.0 * more / (chip.hbm_bytes_per_s * chip.hbm_efficiency)  # read and written
+        return {
+            Base.MORE_STATE_BYTES: more, Base.MATRIX_PARAMS: params, Base.DENSE_UPDATE_S: seconds[False] + moved,
+            Base.EXPERT_UPDATE_S: seconds[True], Base.DENSE_LONGEST_S: longest[False],
+            Base.EXPERT_LONGEST_S: longest[True],
+        }  # fmt: skip
 
     def _paired(self, phases: dict[Phase, _PhaseSeconds]) -> dict[Base, Array]:
         """Expert traffic beside the passes of another micro-batch: its forward and backward hide behind one of each."""

@@ -58,6 +58,7 @@ class Ends:
     chunks: Sequence[tuple[BlockRun, ...]]
     layout: Layout
     passes: Sequence[Sequence[tuple[int, ...]]]
+    apart_s: Sequence[float]  # per rank, what the update takes beyond what it does to all parameters
 
     def write(self) -> None:
         """Gradients, norm, update, weights. ValueError where there are more buckets than can be replayed."""
@@ -184,7 +185,7 @@ class Ends:
     def _update_seconds(self, rank: int) -> float:
         dense, expert = self._held(rank)
         owned = dense / self.traffic.dense_ranks + expert / self.traffic.expert_ranks if self.zero else dense + expert
-        return float(owned * self.constants.update_s_per_param)
+        return float(owned * self.constants.update_s_per_param) + self.apart_s[rank]
 
     def _gather(self, rank: int, update: int) -> None:
         """New weights of stages 1 and 2: beside the first forwards where that overlaps, else after the update."""

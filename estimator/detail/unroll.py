@@ -13,6 +13,7 @@ from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, PassWriter, Shares
 from estimator.detail.script import Lane
 from estimator.detail.traffic import GradientTraffic, stage_hop
+from estimator.gradients import apart_seconds
 from estimator.graph import BlockKind, OpGraph
 from estimator.imbalance import Routing
 from estimator.layout import Layout, even_layers, layout_of
@@ -74,7 +75,7 @@ class _Unroller:
         self.case, self.estimate, s, self.max_tasks = case, estimate, case.strategy, max_tasks
         self.p, self.v, self.m = (int(case.sizes[n][0]) for n in ("pp", "vpp", "num_micro_batches"))
         self.recipe = recipe(s.precision)
-        self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes, s.cuda_graph)
+        self.constants = constants_of(case.system, self.recipe, s.expert_bucket_bytes, s.cuda_graph, s.optimizer)
         self.graphs = self._graphs()
         self.layout: Layout = layout_of(case.model, self.graphs[False].kinds, s.schedule, self.p, self.v, s.layout)
         self.traffic = GradientTraffic.of(
@@ -83,7 +84,13 @@ class _Unroller:
         )  # fmt: skip
         self.shared = self.traffic.dense_ranks > 1 or self.traffic.expert_ranks > 1
         self.zero = int(case.sizes["zero_stage"][0]) if self.shared else 0
-        prices = TableBuilder(case.model, case.system, case.workload, s).prices({n: case.sizes[n] for n in ROW_SIZES})
+        builder = TableBuilder(case.model, case.system, case.workload, s)
+        prices = builder.prices({n: case.sizes[n] for n in ROW_SIZES})
+        net = builder.nets({name: case.sizes[name] for name in NET_SIZES})[0]
+        self.apart_s = [
+            apart_seconds(rank, self.layout.held, prices.base[0], self.zero, net, self.constants)
+            for rank in range(self.p)
+        ]  # fmt: skip
         self.hop = stage_hop(float(prices.hop_bytes[0]), case.system, self.traffic.stage_stride)
         self.shares = Shares.of(prices, self.constants.grad_bytes, self.constants.gather_bytes)
         self.writer = PassWriter(
@@ -146,6 +153,7 @@ class _Unroller:
         Ends(
             made=made, case=self.case, constants=self.constants, traffic=self.traffic, shares=self.shares,
             zero=self.zero, shared=self.shared, chunks=self.chunks, layout=self.layout, passes=passes,
+            apart_s=self.apart_s,
         ).write()  # fmt: skip
         return made.tasks(self._devices(), self.p)
 
