@@ -32,7 +32,9 @@ from search.axes import AXES, strategy_of
 from search.balanced import with_space_layout
 from search.space import Space, parse_space
 
-SHORT = {"llama": "llama3_8b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3", "qwen": "qwen3_235b_a22b"}
+SHORT = {"llama": "llama3_8b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3", "qwen": "qwen3_235b_a22b",
+    "hybrid": "nemotron_3_nano", "windows": "gpt_oss_20b", "compressed": "deepseek_v4_flash",
+}  # fmt: skip
 
 
 def space_of(

@@ -77,6 +77,22 @@ SMALL = {
         "1e6, 1e12]",
         model="mixtral", chips="32",
     ),
+    "scans, attention and experts in a pattern": space_of(
+        "tp: [1, 2], cp: [1, 2], pp: [2, 4], ep: [1, 8], sequence_parallel: [true], recompute: [none, core_attn, mlp, "
+        "mlp_act, block, full], recompute_layers: [0, 5, 9], zero_stage: [1, 3], overlap: {ep: [0, 1], dp: [0, 1]}",
+        model="hybrid", chips="64", batch=128,
+    ),
+    "windows in turn": space_of(
+        "tp: [1, 2, 4], cp: [1, 2], context_parallel: [ring, all-gather, ulysses], pp: [1, 2], ep: [4, 8], "
+        "sequence_parallel: [true], recompute: [none, mlp, moe_act], zero_stage: [0, 1], micro_batch: [1, 2]",
+        model="windows", chips="32",
+    ),
+    "compressed keys": space_of(
+        "tp: [1, 8, 16], cp: [1, 2], context_parallel: [all-gather, ring], fusion: [[flash_attention], [fused_norm]], "
+        "pp: [4, 8], ep: [8, 32], sequence_parallel: [true], schedule: [1f1b, dualpipe], recompute: [none, layernorm, "
+        "full], zero_stage: [1, 3]",
+        model="compressed", chips="256", batch=512,
+    ),
     "one layout": space_of(
         "pp: [2, 4], layout: [9, 7, 8, 8], recompute: [full, block], recompute_layers: [8, 9, 10], zero_stage: "
         "[0, 1]"
