@@ -121,6 +121,13 @@ def test_placement_is_the_greedy_written_out(experts, ep, copies):
         assert loads[i] == pytest.approx(placed_by_hand(before[i], now[i], ep, copies), rel=1e-12)
 
 
+def test_the_factor_is_the_fullest_over_the_mean_of_what_was_placed():
+    before, now = expert_loads(16, 0.7, NUM_SAMPLES)
+    fullest = placed_loads(before, now, 4, 8).max(axis=1) / 4  # 16 loads of mean 1 on 4 ranks
+    for quantile in QUANTILES:
+        assert load_factor(16, 4, 8, 0.7, quantile) == pytest.approx(np.quantile(fullest, quantile), rel=1e-12)
+
+
 @pytest.mark.parametrize(("experts", "ep", "copies"), [(8, 8, 0), (64, 8, 0), (256, 64, 0), (64, 8, 16)])
 def test_samples_are_enough(monkeypatch, experts, ep, copies):
     """Against 16 times as many: within 3 % of the excess at the median and at P90, 8 % at P10 where it is small."""
