@@ -25,7 +25,10 @@ def all_ids(plan) -> np.ndarray:
     return np.concatenate(list(batches(plan.enumeration, np.arange(len(plan.enumeration.structures)), 1000)))
 
 
-@pytest.mark.parametrize("name", ["every schedule", "experts", "two systems", "no data parallelism"])
+@pytest.mark.parametrize(
+    "name",
+    ["every schedule", "walked schedules", "groups of micro-batches", "experts", "two systems", "no data parallelism"],
+)
 def test_composed_columns_are_those_of_evaluate_bit_for_bit(name):
     space = SMALL[name]
     plan = prepare(space)
