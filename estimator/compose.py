@@ -252,7 +252,8 @@ def _sharded_seconds(tf, tb, tw, others, keep, overlap_dp, traffic):
     """Forward and backward with what ZeRO-2 and 3 move for every micro-batch; `others`: traffic on the outermost tier.
 
     Stage 2 reduces gradients, 3 gathers weights as well: for forward, and again for backward unless these were kept
-    (FSDP2's reshard_after_forward). With nothing gathered ahead a block waits for its weights. While ZeRO's and other
+    (FSDP2's reshard_after_forward). With nothing gathered ahead a block waits for its weights, which stand in one queue
+    behind the gradients of the block before it. While ZeRO's and other
     traffic are both on the outermost tier, each gets half of it, which holds the micro-batch up: a share of its time
     equal to the product of theirs. Where ZeRO-3's traffic is all that a micro-batch waits for, it also waits while the
     first block runs backward: the weights of the blocks ahead are there, and there are no gradients yet. Each block
@@ -270,7 +271,7 @@ def _sharded_seconds(tf, tb, tw, others, keep, overlap_dp, traffic):
         tb = beside(tb, back)
         tf = beside(tf, gather)
     else:
-        tb = beside(tb, scatter) + again
+        tb = tb + back if keep.reshard else beside(tb, scatter)
         tf = tf + gather
     if three:
         tb += max(gather + back + stall - (tf + tb), 0.0)
@@ -285,13 +286,13 @@ def _sharded_seconds(tf, tb, tw, others, keep, overlap_dp, traffic):
 def _host_seconds(saved, keep, traffic):
     """Seconds of the host's link in forward, before backward ends, and while gradients come; both ways side by side.
 
-    Forward sends what it saved down while weights come up; backward takes both back up while gradients go down. Weights
-    of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards.
+    Forward sends what it saved down while weights come up; backward takes both back up, but for weights that stayed
+    gathered, while gradients go down. Weights of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards.
     """
     down = keep.activations * (saved * traffic[5])
     up = keep.parameters * (traffic[7] if keep.zero >= 3 else traffic[6])
     grads = keep.gradients * (traffic[9] if keep.zero >= 2 else traffic[8])
-    return max(down, up), down + up, grads
+    return max(down, up), down + (up if keep.reshard else 0.0), grads
 
 
 @njit(cache=True)

@@ -6,6 +6,8 @@ Knows the parameters of a rank and its groups (compose.Net); what traffic hides 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from estimator.compose import Net
@@ -17,7 +19,7 @@ from estimator.lanes import larger
 
 __all__ = [
     "apart_seconds", "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind",
-    "pieces_of", "replica_terms", "shard_of", "update_seconds",
+    "pieces_of", "replica_terms", "shard_of", "update_parts", "update_seconds",
 ]  # fmt: skip
 
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
@@ -153,6 +155,16 @@ def shard_of(dense, expert, zero, net):
     return dense / net[N_SHARDS] + expert / net[N_ESHARDS] if zero >= 1 else dense + expert
 
 
+class Update(NamedTuple):
+    """Seconds of an update: sums that come up first; then, side by side, chip, host, and the link both ways."""
+
+    returned: float
+    chip: float
+    host: float
+    down: float
+    up: float
+
+
 @njit(cache=True)
 def apart_seconds(rank, held, base, zero, net, c):
     """What an optimizer takes for some parameters beyond `update_seconds`: matrices that it orthogonalises, tables.
@@ -183,7 +195,7 @@ def apart_seconds(rank, held, base, zero, net, c):
 
 
 @njit(cache=True)
-def update_seconds(dense, expert, keep, net, c):
+def update_parts(dense, expert, keep, net, c):
     """Optimizer update of the shard that a rank owns: bound by memory, the chip's and the host's side by side.
 
     The share of the states that lies on the host is updated there (ZeRO-Offload, Ren 2021, arXiv:2101.06840, section
@@ -192,7 +204,7 @@ def update_seconds(dense, expert, keep, net, c):
     zero = keep.zero
     shard = shard_of(dense, expert, zero, net)
     if not uses_host(keep):
-        return shard * c.update_s_per_param
+        return Update(0.0, shard * c.update_s_per_param, 0.0, 0.0, 0.0)
     grad, weight = c.grad_bytes * c.host_s_per_byte, c.gather_bytes * c.host_s_per_byte
     shared = (dense > 0.0 and net[N_DP] > 1.0) or (expert > 0.0 and net[N_EDP] > 1.0)
     apart = net[N_SHARDS] < net[N_DP] or net[N_ESHARDS] < net[N_EDP]  # HSDP's replicas
@@ -211,4 +223,11 @@ def update_seconds(dense, expert, keep, net, c):
         up += max(keep.states - keep.parameters, 0.0) * shard * weight
         down += max(keep.parameters - keep.states, 0.0) * shard * weight
     chip, host = (1.0 - keep.states) * shard * c.update_s_per_param, keep.states * shard * c.host_update_s_per_param
-    return returned + max(max(chip, host), max(down, up))
+    return Update(returned, chip, host, down, up)
+
+
+@njit(cache=True)
+def update_seconds(dense, expert, keep, net, c):
+    """How long that takes."""
+    x = update_parts(dense, expert, keep, net, c)
+    return x.returned + max(max(x.chip, x.host), max(x.down, x.up))

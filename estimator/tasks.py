@@ -33,6 +33,7 @@ class Category(Enum):
     PP = "pp"
     DP = "dp"
     OPTIMIZER_COMM = "optimizer_comm"
+    OFFLOAD = "offload"
     HOST = "host"
     OTHER = "other"
 

@@ -148,7 +148,8 @@ REJECTION_FIELDS: tuple[Field, ...] = (
 
 REPLAY_CRITICAL = (*(category.value for category in Category), CONTENTION, IDLE)
 REPLAY_EXPOSED = tuple(c.value for c in Category if c in {
-    Category.TP, Category.CP, Category.EP, Category.PP, Category.DP, Category.OPTIMIZER_COMM})  # fmt: skip
+    Category.TP, Category.CP, Category.EP, Category.PP, Category.DP, Category.OPTIMIZER_COMM,
+    Category.OFFLOAD})  # fmt: skip
 REPLAY_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "id", "as in the front; -1 for reference points", "1"),
     _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),

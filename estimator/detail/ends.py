@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.compose import Constants
+from estimator.compose import Constants, Net
 from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, Shares
 from estimator.detail.script import Lane, Visit
 from estimator.detail.traffic import GradientTraffic, Transfer
-from estimator.gradients import pieces_of
+from estimator.gradients import pieces_of, update_parts
 from estimator.graph import BlockKind
+from estimator.keep import Keep
 from estimator.layout import Layout
 from estimator.rules import Case
 from estimator.schedule import Kind
@@ -53,7 +54,7 @@ class Ends:
     constants: Constants
     traffic: GradientTraffic
     shares: Shares
-    zero: int
+    keep: Keep
     shared: bool
     chunks: Sequence[tuple[BlockRun, ...]]
     layout: Layout
@@ -66,23 +67,23 @@ class Ends:
         ranks = range(len(self.passes))
         reduced = [self._reduce(rank) for rank in ranks]
         everything = [
-            task for rank in ranks for task in (*reduced[rank], *self._last_tails(rank), *self._reduced_before(rank))
-        ]
+            task for rank in ranks
+            for under_way in (self._last_tails(rank), self._before("reduce", rank), self._before("down", rank))
+            for task in under_way
+        ]  # fmt: skip
+        everything += [task for mine in reduced for task in mine]
         nothing = np.zeros(self.made.num_links)
         norm = self.made.extra(
             0, Lane.DP, "gradient norm", Transfer(self.constants.norm_latency_s, nothing, 0.0),
             Category.OPTIMIZER_COMM, Shield.NOTHING, everything,
         )  # fmt: skip
         for rank in ranks:
-            update = self.made.extra(
-                rank, Lane.COMPUTE, "update", Transfer(self._update_seconds(rank), nothing, 0.0), Category.OPTIMIZER,
-                Shield.NOTHING, [norm],
-            )  # fmt: skip
-            if self.shared and self.zero in {1, 2}:
-                self._gather(rank, update)
+            updates = self._update(rank, norm)
+            if self.shared and self.keep.zero in {1, 2}:
+                self._gather(rank, updates)
 
     def _refuse_endless(self) -> None:
-        if not self.shared or self.zero >= 3 or not self.case.sizes["overlap_dp"][0]:
+        if not self.shared or self.keep.zero >= 3 or not self.case.sizes["overlap_dp"][0]:
             return
         held = [group.of(*self._held(rank)) for rank in range(len(self.passes)) for group in self._groups()]
         buckets = [group.bucket for _ in self.passes for group in self._groups()]
@@ -99,22 +100,55 @@ class Ends:
     # ------------------------------------------------------------------------------------------------------ gradients
 
     def _reduce(self, rank: int) -> list[int]:
-        """Gradients of stages 0 and 1: bucket by bucket beside the last backward passes, or all at the end."""
+        """Gradients of stages 0 and 1: bucket by bucket beside the last backward passes, or all at the end.
+
+        Of stages 2 and 3, the sum over the replicas of HSDP.
+        """
         alone = not self.shared and self.traffic.expert.per_byte == 0  # copies of experts share gradients all the same
-        if alone or self.zero >= 2:
-            return []
-        times = 2.0 if self.zero == 0 else 1.0
+        if alone or self.keep.zero >= 2:
+            return self._sum_replicas(rank) if self.keep.zero >= 2 and self.traffic.replicated else []
+        times = 2.0 if self.keep.zero == 0 else 1.0
         dense, expert = self._held(rank)
         if not (self.shared and self.case.sizes["overlap_dp"][0]):
             what = self.traffic.transfer(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes, times)
             after = self._last_tails(rank)
-            return [self._dp(rank, "gradients.reduce", what, Shield.NOTHING, after)]
+            done = self._dp(rank, "gradients.reduce", what, Shield.NOTHING, after)
+            return self._across(rank, dense, expert, Shield.NOTHING, [done]) or [done]
         out: list[int] = []
         for group in self._groups():
             parts = list(self._completed(rank, group))
             for share_dense, share_expert, after in _buckets(parts, group.bucket, self.constants):
                 what = self.traffic.transfer(share_dense, share_expert, times)
-                out.append(self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after))
+                done = self._dp(rank, "gradients.reduce", what, Shield.BACKWARD, after)
+                elements = share_dense / self.constants.grad_bytes, share_expert / self.constants.grad_bytes
+                out += self._across(rank, *elements, Shield.BACKWARD, [done]) or [done]
+        return out
+
+    def _across(self, rank: int, dense: float, expert: float, shield: Shield, after: list[int]) -> list[int]:
+        """What shards hold of so many elements, summed over the replicas, where there are any."""
+        if not self.traffic.replicated:
+            return []
+        what = self.traffic.across(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes)
+        return [self._dp(rank, "gradients.sum", what, shield, after)]
+
+    def _sum_replicas(self, rank: int) -> list[int]:
+        """Stages 2 and 3: after the last reduce-scatters, block by block (3) or bucket by bucket, or all at the end."""
+        if not self.case.sizes["overlap_dp"][0]:
+            return self._across(rank, *self._held(rank), Shield.NOTHING, self._last_tails(rank))
+        parts = []
+        for instance in self._last_backwards(rank):
+            chunk = self.made.chunk[instance]
+            for visit in self.made.of(instance).visits:
+                done = self.made.global_ids(instance, [visit.reduce])
+                parts.append((*self._elements(rank, self.chunks[chunk][visit.block][0]), done))
+        if self.keep.zero >= 3:
+            return [task for d, e, done in parts for task in self._across(rank, d, e, Shield.BACKWARD, done)]
+        out: list[int] = []
+        for group in self._groups():
+            mine = [(*group.of(d, e), done) for d, e, done in parts]
+            for d, e, done in _buckets([part for part in mine if part[0] + part[1] > 0], group.bucket, self.constants):
+                elements = d / self.constants.grad_bytes, e / self.constants.grad_bytes
+                out += self._across(rank, *elements, Shield.BACKWARD, done)
         return out
 
     def _groups(self) -> list[_Group]:
@@ -171,29 +205,52 @@ class Ends:
     def _last_tails(self, rank: int) -> list[int]:
         return [task for part in self.passes[rank][-1] for task in self.made.tails(part)]
 
-    def _reduced_before(self, rank: int) -> list[int]:
-        """Reduce-scatters of stages 2 and 3 that may still be on the wire: a stream's last one ends last."""
+    def _before(self, what: str, rank: int) -> list[int]:
+        """Reduce-scatters, or transfers to the host, that may still be under way: a stream's last one ends last."""
         for parts in reversed(self.passes[rank]):
             for i in reversed(parts):
                 for visit in reversed(self.made.of(i).visits):
-                    if visit.reduce >= 0:
-                        return self.made.global_ids(i, [visit.reduce])
+                    if getattr(visit, what) >= 0:
+                        return self.made.global_ids(i, [getattr(visit, what)])
         return []
 
     # ------------------------------------------------------------------------------------------------ update, weights
 
-    def _update_seconds(self, rank: int) -> float:
-        dense, expert = self._held(rank)
-        owned = dense / self.traffic.dense_ranks + expert / self.traffic.expert_ranks if self.zero else dense + expert
-        return float(owned * self.constants.update_s_per_param) + self.apart_s[rank]
+    def _update(self, rank: int, norm: int) -> list[int]:
+        """The chip's share of the update; beside it that of the host, and what travels between them."""
+        told = update_parts(*self._held(rank), self.keep, self._net, self.constants)
+        after = [norm]
+        if told.returned > 0:
+            after = [self._alone(rank, Lane.UP, "host.fetch", told.returned, Category.OPTIMIZER, after)]
+        done = [self._alone(rank, Lane.COMPUTE, "update", told.chip + self.apart_s[rank], Category.OPTIMIZER, after)]
+        lanes = (
+            (Lane.HOST, "update", told.host),
+            (Lane.DOWN, "host.store", told.down),
+            (Lane.UP, "host.fetch", told.up),
+        )
+        for lane, name, seconds in lanes:
+            if seconds > 0:
+                done.append(self._alone(rank, lane, name, seconds, Category.OPTIMIZER, after))
+        return done
 
-    def _gather(self, rank: int, update: int) -> None:
+    def _alone(self, rank: int, lane: Lane, name: str, seconds: float, category: Category, after: list[int]) -> int:
+        what = Transfer(seconds, np.zeros(self.made.num_links), 0.0)
+        return self.made.extra(rank, lane, name, what, category, Shield.NOTHING, after)
+
+    @property
+    def _net(self) -> np.ndarray:
+        """The members of the groups, as `update_parts` looks them up."""
+        net, x = np.zeros(len(Net)), self.traffic
+        net[[Net.DP, Net.EDP, Net.SHARDS, Net.ESHARDS]] = x.dense_ranks, x.expert_ranks, x.dense_shards, x.expert_shards
+        return net
+
+    def _gather(self, rank: int, updates: list[int]) -> None:
         """New weights of stages 1 and 2: beside the first forwards where that overlaps, else after the update."""
         width = self.constants.gather_bytes
         dense, expert = self._held(rank)
         if not self.case.sizes["overlap_dp"][0]:
             what = self.traffic.transfer(dense * width, expert * width)
-            self._dp(rank, "weights.gather", what, Shield.NOTHING, [update], Category.OPTIMIZER_COMM)
+            self._dp(rank, "weights.gather", what, Shield.NOTHING, updates, Category.OPTIMIZER_COMM)
             return
         scale = width / self.constants.grad_bytes
         for group in self._groups():

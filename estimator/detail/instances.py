@@ -164,15 +164,17 @@ class Instances:
         gates = np.zeros(n, dtype=np.bool_)
         gates[self.gates] = True
         before, after = self._edges()
+        lane_of = column("lane", [item.lane for item in self.more], np.int64)
+        lanes = [lane for lane in Lane if lane <= max(Lane.PP, lane_of.max(initial=0))]  # the host's where it is used
         return Tasks(
             devices=tuple(devices),
             streams=tuple(
                 Stream(device=rank, name=lane.name.lower(), computes=lane is Lane.COMPUTE)
-                for rank in range(num_ranks) for lane in Lane
+                for rank in range(num_ranks) for lane in lanes
             ),
             names=tuple(names),
             scopes=(*(self._label(i) for i in range(len(self.base))), "between passes"),
-            stream=whole("rank") * len(Lane) + column("lane", [item.lane for item in self.more], np.int64),
+            stream=whole("rank") * len(lanes) + lane_of,
             seconds=column("seconds", [x.seconds for x in what]),
             category=coded("category", {c: i for i, c in enumerate(CATEGORIES)}),
             before=before, after=after,

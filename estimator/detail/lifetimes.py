@@ -13,7 +13,7 @@ from estimator.graph import Block
 from estimator.op import Op, OpKind, Phase
 from estimator.precision import PrecisionRecipe, Role
 
-__all__ = ["Lives", "lifetimes"]
+__all__ = ["Lives", "kept_bytes", "lifetimes"]
 
 Key = tuple[Phase, str]
 Lives = dict[Key, list[float]]
@@ -27,6 +27,19 @@ def lifetimes(block: Block, recipe: PrecisionRecipe, *, splits: bool) -> Lives:
     return _Lifetimes(block, recipe, splits=splits).lives
 
 
+def kept_bytes(block: Block, recipe: PrecisionRecipe) -> float:
+    """Bytes of all tensors that a block keeps for backward."""
+    return sum(_kept(block, recipe).values())
+
+
+def _kept(block: Block, recipe: PrecisionRecipe) -> dict[str, float]:
+    """Bytes of each tensor kept for backward; one wanted twice in one width is stored once."""
+    widths: dict[str, set[float]] = defaultdict(set)
+    for name, role in block.saved():
+        widths[name].add(recipe.nbytes(role))
+    return {name: float(block.tensors[name].elements) * sum(sizes) for name, sizes in widths.items()}
+
+
 class _Lifetimes:
     """Follows every tensor of one block through forward, recompute and backward."""
 
@@ -37,7 +50,7 @@ class _Lifetimes:
         self.again = list(_computing(block.of_phase(Phase.RECOMPUTE)))
         phases = [(Phase.BACKWARD,), (Phase.WEIGHT_GRAD,)] if splits else [(Phase.BACKWARD, Phase.WEIGHT_GRAD)]
         self.backward = [op for group in phases for op in _computing(block.of_phase(*group))]
-        self.kept = self._kept()
+        self.kept = _kept(block, recipe)
         for name, nbytes in self.kept.items():
             self._live(nbytes, self._maker(name), self._last_user(name))
         self._pass_on()
@@ -47,13 +60,6 @@ class _Lifetimes:
     def _live(self, nbytes: float, first: Op, last: Op) -> None:
         self.lives[first.phase, first.name][0] += nbytes
         self.lives[last.phase, last.name][1] += nbytes
-
-    def _kept(self) -> dict[str, float]:
-        """Bytes of each tensor kept for backward; one wanted twice in one width is stored once."""
-        widths: dict[str, set[float]] = defaultdict(set)
-        for name, role in self.block.saved():
-            widths[name].add(self.recipe.nbytes(role))
-        return {name: float(self.block.tensors[name].elements) * sum(sizes) for name, sizes in widths.items()}
 
     def _maker(self, name: str) -> Op:
         """The forward op that has a kept tensor first: as its output, among what it saves, or as an input."""

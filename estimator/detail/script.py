@@ -22,13 +22,17 @@ class Lane(IntEnum):
     EP = 3
     DP = 4
     PP = 5
+    DOWN = 6  # to the host
+    UP = 7  # from it
+    HOST = 8  # what the host computes
 
 
 @dataclass(slots=True)
 class Visit:
     """One run of one block in a pass: tasks `start` to `stop`, what it waits for at first, what ends it.
 
-    `block`: its place on the chunk, in model order. `reduce`: its reduce-scatter, or -1.
+    `block`: its place on the chunk, in model order. Tasks, or -1: `reduce`, its reduce-scatter; `down` and `up`, what
+    it sends to the host and fetches from it.
     """
 
     block: int
@@ -37,6 +41,8 @@ class Visit:
     heads: tuple[int, ...]
     tails: tuple[int, ...]
     reduce: int = -1
+    down: int = -1
+    up: int = -1
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from estimator.compose import Net
 from estimator.cost.collective import (
     Linear,
     collective,
@@ -18,7 +19,7 @@ from estimator.cost.collective import (
 from estimator.cost.overlap import SLOWDOWN
 from estimator.op import Group, Op, Traffic
 from estimator.strategy import Strategy
-from estimator.tables import NET_SIZES, gradient_groups, group_costs, twin_groups
+from estimator.tables import NET_SIZES, gradient_groups, group_costs, replica_group, twin_groups
 from hardware.system import SystemSpec
 
 __all__ = ["GradientTraffic", "Transfer", "stage_hop", "transfer_of"]
@@ -72,7 +73,11 @@ def _transfer(cost: Linear, nbytes: float, loads: np.ndarray, takes: float) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTraffic:
-    """Reduce-scatters and all-gathers of the two gradient groups: seconds per byte, latency, loads, members."""
+    """Reduce-scatters and all-gathers of the two gradient groups: seconds per byte, latency, loads, members.
+
+    Of ZeRO's shards where these are less than the group (HSDP), whose `replicas` then sum what the shards hold:
+    seconds per byte of the whole gradients.
+    """
 
     dense: Linear
     expert: Linear
@@ -80,34 +85,61 @@ class GradientTraffic:
     expert_loads: np.ndarray
     dense_ranks: float
     expert_ranks: float
+    dense_shards: float
+    expert_shards: float
+    replicas: tuple[Linear, Linear]
+    replica_loads: np.ndarray
     stage_stride: float
 
     @classmethod
     def of(
         cls, sizes: dict[str, np.ndarray], s: Strategy, system: SystemSpec, *, has_experts: bool, twinned: float = 0.0
     ) -> GradientTraffic:
-        """For NET_SIZES, each [1]; `twinned` as in group_costs."""
+        """For NET_SIZES, each [1]; `twinned` as in group_costs. Stage 0 shards nothing."""
         n = {name: np.asarray(sizes[name], dtype=np.float64) for name in NET_SIZES}
-        costs = group_costs(system, has_experts, s.rank_order, n, twinned)
-        (d, d_byte, d_latency, e, e_byte, e_latency, *_) = costs[0].tolist()
-        dense, expert, stage = gradient_groups(s.rank_order, n)
-        loads = [tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, g))[0] for g in (dense, expert)]
+        n |= {} if s.zero_stage else {"dp_replicate": np.ones(1)}
+        x = group_costs(system, has_experts, s.rank_order, n, twinned)[0].tolist()
+        dense, expert, stage = gradient_groups(s.rank_order, n, n["dp_replicate"])
+        twins = twin_groups(s.rank_order, n, n["dp_replicate"])
+        groups = dense, expert, replica_group(s.rank_order, n), twins
+        loads = [tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[0] for group in groups]
         if twinned and n["ep"][0] > 1:
-            twins = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, twin_groups(s.rank_order, n)))[0]
-            loads[1] = (1.0 - twinned) * loads[1] + twinned * twins
+            loads[1] = (1.0 - twinned) * loads[1] + twinned * loads[3]
+
+        def linear(first: Net) -> Linear:
+            return Linear(x[first], x[first + 1])
+
         return cls(
-            dense=Linear(d_byte, d_latency), expert=Linear(e_byte, e_latency), dense_loads=loads[0],
-            expert_loads=loads[1], dense_ranks=d, expert_ranks=e, stage_stride=float(stage[0]),
+            dense=linear(Net.SHARD_PER_BYTE), expert=linear(Net.ESHARD_PER_BYTE), dense_loads=loads[0],
+            expert_loads=loads[1], dense_ranks=x[Net.DP], expert_ranks=x[Net.EDP], dense_shards=x[Net.SHARDS],
+            expert_shards=x[Net.ESHARDS], replicas=(linear(Net.REPLICA_PER_BYTE), linear(Net.EREPLICA_PER_BYTE)),
+            replica_loads=loads[2], stage_stride=float(stage[0]),
         )  # fmt: skip
+
+    @property
+    def replicated(self) -> bool:
+        """Whether shards are held more than once."""
+        return self.dense_shards < self.dense_ranks or self.expert_shards < self.expert_ranks
 
     def transfer(self, dense_bytes: float, expert_bytes: float, times: float = 1.0) -> Transfer:
         """A reduce-scatter (or all-gather) of the two groups, one after the other, `times` over (all-reduce: twice)."""
-        parts = [
-            (self.dense, self.dense_loads, dense_bytes),
-            (self.expert, self.expert_loads, expert_bytes),
-        ]
+        return self._both(
+            (self.dense, self.dense_loads, dense_bytes), (self.expert, self.expert_loads, expert_bytes), times
+        )
+
+    def across(self, dense_bytes: float, expert_bytes: float) -> Transfer:
+        """What the shards hold of so many bytes of gradients, summed over the replicas."""
+        (dense, expert), loads = self.replicas, self.replica_loads
+        return self._both((dense, loads, dense_bytes), (expert, loads, expert_bytes), 1.0)
+
+    def _both(self, dense: _Part, expert: _Part, times: float) -> Transfer:
+        parts = [dense, expert]
         seconds = np.array([times * cost.seconds(nbytes) if nbytes > 0 else 0.0 for cost, _, nbytes in parts])
         moving = np.array([times * cost.per_byte * nbytes for cost, _, nbytes in parts])
         total = float(seconds.sum())
         loads = sum(m * load for m, (_, load, _) in zip(moving, parts, strict=True)) / total if total > 0 else 0.0
         return Transfer(total, np.zeros_like(self.dense_loads) + loads, SLOWDOWN)
+
+
+_Part = tuple[Linear, np.ndarray, float]
+"""A group's cost, its loads, and the bytes that it moves."""

@@ -7,8 +7,12 @@ tier. Neglected: what arrives shares no link with what is sent (full duplex); ra
 
 from __future__ import annotations
 
+from dataclasses import fields
+from itertools import pairwise
+
 from estimator.build import build
 from estimator.detail.ends import Ends
+from estimator.detail.host import HostTraffic
 from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, PassWriter, Shares
 from estimator.detail.script import Lane
@@ -16,6 +20,7 @@ from estimator.detail.traffic import GradientTraffic, stage_hop
 from estimator.gradients import apart_seconds
 from estimator.graph import BlockKind, OpGraph
 from estimator.imbalance import Routing
+from estimator.keep import Keep, keep_of
 from estimator.layout import Layout, even_layers, layout_of
 from estimator.memory import RESERVED_FACTOR
 from estimator.model import ModelSpec
@@ -25,7 +30,7 @@ from estimator.result import StepResult
 from estimator.rules import Case, check, explain
 from estimator.schedule import Kind, Order, Pass, order, side_by_side
 from estimator.step import evaluate, with_layout
-from estimator.strategy import LayoutRule, RecomputeKind, Strategy
+from estimator.strategy import LayoutRule, Offload, RecomputeKind, Strategy
 from estimator.tables import FULL, NET_SIZES, ROW_SIZES, TableBuilder, constants_of, twinned_share
 from estimator.tasks import Category, Device, Shield, Tasks
 from estimator.workload import Workload
@@ -83,22 +88,33 @@ class _Unroller:
             twinned=twinned_share(case.model, s),
         )  # fmt: skip
         self.shared = self.traffic.dense_ranks > 1 or self.traffic.expert_ranks > 1
-        self.zero = int(case.sizes["zero_stage"][0]) if self.shared else 0
+        self.keep = self._keep()
         builder = TableBuilder(case.model, case.system, case.workload, s)
         prices = builder.prices({n: case.sizes[n] for n in ROW_SIZES})
         net = builder.nets({name: case.sizes[name] for name in NET_SIZES})[0]
         self.apart_s = [
-            apart_seconds(rank, self.layout.held, prices.base[0], self.zero, net, self.constants)
+            apart_seconds(rank, self.layout.held, prices.base[0], self.keep.zero, net, self.constants)
             for rank in range(self.p)
         ]  # fmt: skip
         self.hop = stage_hop(float(prices.hop_bytes[0]), case.system, self.traffic.stage_stride)
         self.shares = Shares.of(prices, self.constants.grad_bytes, self.constants.gather_bytes)
         self.writer = PassWriter(
             graphs=self.graphs, strategy=s, system=case.system, recipe=self.recipe, traffic=self.traffic,
-            shares=self.shares, zero=self.zero,
+            shares=self.shares, keep=self.keep,
+            host=HostTraffic.of(prices, self.keep, self.constants, self.traffic, case.system.num_tiers),
         )  # fmt: skip
         self.chunks = [self._blocks(j) for j in range(len(self.layout.class_of))]
-        self.scripts: dict[tuple[tuple[BlockRun, ...], Kind], int] = {}
+        self.scripts: dict[tuple[tuple[BlockRun, ...], Kind, bool], int] = {}
+        self.turning: set[tuple[int, int]] = set()  # chunk and micro-batch whose backward follows its forward
+
+    def _keep(self) -> Keep:
+        """What the strategy means: ZeRO-0 without overlap where nobody shares anything, as in `compose_rows`."""
+        sizes = {name: float(values[0]) for name, values in self.case.sizes.items()}
+        shares = [sizes[f"offload_{f.name}"] for f in fields(Offload)]
+        zero, overlap = (int(sizes[name]) if self.shared else 0 for name in ("zero_stage", "overlap_dp"))
+        asked = Keep(zero, int(sizes["reshard_after_forward"]), sizes["prefetch_blocks"], *shares)
+        keep: Keep = keep_of(asked, zero, overlap)
+        return keep
 
     def _graphs(self) -> dict[bool, OpGraph]:
         """Blocks as they run without and with the strategy's recompute."""
@@ -152,13 +168,19 @@ class _Unroller:
         self._join(made, orders, passes)
         Ends(
             made=made, case=self.case, constants=self.constants, traffic=self.traffic, shares=self.shares,
-            zero=self.zero, shared=self.shared, chunks=self.chunks, layout=self.layout, passes=passes,
+            keep=self.keep, shared=self.shared, chunks=self.chunks, layout=self.layout, passes=passes,
             apart_s=self.apart_s,
         ).write()  # fmt: skip
         return made.tasks(self._devices(), self.p)
 
     def _placed(self, orders: Order) -> tuple[Instances, list[list[tuple[int, ...]]]]:
         made = Instances(num_links=self.case.system.num_tiers)
+        if self.keep.activations:
+            self.turning = {
+                (item.chunk, item.micro_batch) for items in orders for item, after in pairwise(items)
+                if item.kind is Kind.F and after.kind in {Kind.B, Kind.BW}
+                and (item.chunk, item.micro_batch) == (after.chunk, after.micro_batch)
+            }  # fmt: skip
         return made, [[self._place(made, rank, item) for item in items] for rank, items in enumerate(orders)]
 
     @property
@@ -181,9 +203,9 @@ class _Unroller:
         return first, self._instance(made, rank, Kind.BW, item.back_chunk, item.back_micro_batch)
 
     def _instance(self, made: Instances, rank: int, kind: Kind, chunk: int, micro_batch: int) -> int:
-        key = (self.chunks[chunk], kind)
+        key = (self.chunks[chunk], kind, (chunk, micro_batch) in self.turning)
         if key not in self.scripts:
-            self.scripts[key] = made.add_script(self.writer.write(*key))
+            self.scripts[key] = made.add_script(self.writer.write(*key[:2], turns=key[2]))
         return made.place(rank, self.scripts[key], kind, chunk, micro_batch)
 
     def _join(self, made: Instances, orders: Order, passes: list[list[tuple[int, ...]]]) -> None:
@@ -202,12 +224,27 @@ class _Unroller:
                     is_gradient, chunk, micro_batch = key
                     target = runs_at[chunk + (-1 if is_gradient else 1), micro_batch]
                     arrived[key] = done if target == rank else self._send(made, rank, key, done, passes[rank][n + 1 :])
+        if self.keep.activations:
+            self._fetch_after_store(made, passes)
         for rank, items in enumerate(orders):
             for item, parts in zip(items, passes[rank], strict=True):
                 starts = parts if self._beside else parts[:1]
                 for need in self._needs(item):
                     for part in starts:
                         made.link(arrived[need], made.entries(part), gates=True)
+
+    def _fetch_after_store(self, made: Instances, passes: list[list[tuple[int, ...]]]) -> None:
+        """What backward fetches from the host has arrived there."""
+        every = [i for items in passes for parts in items for i in parts]
+        stored = {
+            (made.chunk[i], made.micro_batch[i], visit.block): made.global_ids(i, [visit.down])
+            for i in every if made.kind[i] is Kind.F for visit in made.of(i).visits if visit.down >= 0
+        }  # fmt: skip
+        for i in every:
+            for visit in made.of(i).visits if made.kind[i] in {Kind.B, Kind.BW} else ():
+                before = stored.get((made.chunk[i], made.micro_batch[i], visit.block))
+                if before and visit.up >= 0:
+                    made.link(before, made.global_ids(i, [visit.up]))
 
     def _follow(self, made: Instances, items: list[tuple[int, ...]]) -> None:
         """A rank's passes one after the other; of a pair both at once where they hide each other's traffic."""
@@ -257,11 +294,12 @@ class _Unroller:
     def _devices(self) -> list[Device]:
         system, each = self.case.system, self.case.system.num_chips // self.p
         links = tuple(tier.name for tier in system.tiers)
+        static = STATIC_ITEMS if self.keep.reshard else (*STATIC_ITEMS, "gathered_weights")
         capacity = (system.usable_hbm_bytes - system.chip.context_bytes) / RESERVED_FACTOR
         return [
             Device(
                 name=f"rank {stage.rank}", num_ranks=each, links=links, capacity_bytes=capacity,
-                base_bytes=sum(stage.memory[item] for item in STATIC_ITEMS),
+                base_bytes=sum(stage.memory[item] for item in static),
             )
             for stage in self.estimate.stages
         ]  # fmt: skip

@@ -161,6 +161,9 @@ def _verdict(point: Point, result: StepResult, band: Band, found: Sequence[Remed
             return [fits]
         beyond = f"{format_bytes(high)}, {format_bytes(high - capacity)} too much"
         return [fits, *hanging("warning: ", f"fits at the median, not at P90 of routing skew: {beyond}")]
+    if result.reason == "host_memory":
+        held, room = float(result.host_memory_bytes), point.system.chip.host_memory_bytes
+        return [f"does not fit: {format_bytes(held)} on the host, which has {format_bytes(room)} for each chip"]
     needs, over = f"{format_bytes(device)} of {format_bytes(capacity)}", format_bytes(device - capacity)
     return [f"does not fit: {needs} usable, {over} too much", *remedy_lines(found, capacity)]
 
@@ -187,9 +190,12 @@ def _memory(point: Point, result: StepResult, row: dict[str, Any]) -> list[str]:
     largest = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in items[:3])
     kinds = (("allocated", "peak"), ("reserved", "reserved"), ("device", "device"))
     counters = ", ".join(f"{name} {format_bytes(row[f'{key}_memory_bytes'])}" for name, key in kinds)
+    hosted = float(result.host_memory_bytes)
+    room = f"{format_bytes(hosted)} of {format_bytes(point.system.chip.host_memory_bytes)} for each chip"
     return [
         *hanging("memory; not counted: ", NOT_COUNTED),
         f"worst stage {worst.rank}: {counters}",
+        *([f"on the host: {room}"] if hosted else []),
         f"its largest items: {largest}",
         memory_table(
             [stage.memory for stage in result.stages],

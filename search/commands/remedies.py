@@ -110,6 +110,11 @@ def neighbours(point: Point, s: Strategy) -> Iterator[tuple[str, Strategy]]:
         yield f"zero_stage {stage}", replace(s, zero_stage=stage)
     if s.micro_batch > 1:
         yield f"micro_batch {int(s.micro_batch) // 2}", replace(s, micro_batch=int(s.micro_batch) // 2)
+    if s.dp_replicate > 1:
+        yield f"dp_replicate {int(s.dp_replicate) // 2}", replace(s, dp_replicate=int(s.dp_replicate) // 2)
+    for part in ("states", "activations"):
+        if getattr(s.offload, part) < 1:
+            yield f"offload_{part} 1", replace(s, offload=replace(s.offload, **{part: 1}))
     yield f"tp {2 * int(s.tp)}", replace(s, tp=2 * int(s.tp), sequence_parallel=True)
     yield f"pp {2 * int(s.pp)}", replace(s, pp=2 * int(s.pp), layout=None, recompute_per_chunk=None)
     yield f"cp {2 * int(s.cp)}", replace(s, cp=2 * int(s.cp))

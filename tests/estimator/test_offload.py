@@ -209,7 +209,8 @@ def composed(structure: Strategy, model, rng: np.random.Generator) -> tuple[Tabl
     n = 40
     zeros = np.zeros(n, dtype=np.int64)
     rows = Rows(
-        row=zeros, net=zeros, layout=zeros + layout, schedule=zeros + CODES[structure.schedule], pp=zeros + pp,
+        row=zeros, net=zeros, layout=zeros + layout, program=zeros, schedule=zeros + CODES[structure.schedule],
+        pp=zeros + pp,
         vpp=zeros + vpp, num_micro_batches=zeros + 4, choice=zeros, layers=zeros,
         overlap_tp=rng.integers(0, 2, n), overlap_ep=zeros, overlap_pp=rng.integers(0, 2, n), overlap_dp=zeros,
         zero=rng.integers(0, 4, n), reshard=rng.integers(0, 2, n), prefetch=rng.integers(0, 4, n) * 1.0,

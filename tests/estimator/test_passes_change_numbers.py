@@ -14,6 +14,7 @@ from estimator.strategy import (
     CudaGraph,
     Fusion,
     Module,
+    Offload,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -61,6 +62,19 @@ CASES = {
                [MEMORY, "optimizer_s", "exposed_comm_dp_s"]),
     "ZeRO-2": (LLAMA, {"zero_stage": 1}, {"zero_stage": 2}, ["exposed_comm_dp_s"], [MEMORY]),
     "ZeRO-3": (LLAMA, {"zero_stage": 2}, {"zero_stage": 3}, ["exposed_comm_dp_s"], [MEMORY, "optimizer_comm_s"]),
+    "HSDP": (LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "dp_replicate": 2}, [MEMORY, "optimizer_s"], []),
+    "weights kept after forward": (
+        LLAMA, {"zero_stage": 3}, {"zero_stage": 3, "reshard_after_forward": 0}, [MEMORY], ["exposed_comm_dp_s"]),
+    "nothing gathered ahead": (
+        LLAMA, {"zero_stage": 3, "overlap": Overlap(dp=1)},
+        {"zero_stage": 3, "overlap": Overlap(dp=1), "prefetch_blocks": 0}, ["exposed_comm_dp_s"], [MEMORY]),
+    "activations on the host": (
+        LLAMA, {}, {"offload": Offload(activations=1)}, ["exposed_offload_s", "host_memory_bytes"], [MEMORY]),
+    "parameters on the host": (LLAMA, {}, {"offload": Offload(parameters=1)}, ["host_memory_bytes"], [MEMORY]),
+    "gradients on the host": (
+        LLAMA, {"zero_stage": 2}, {"zero_stage": 2, "offload": Offload(gradients=1)}, ["host_memory_bytes"], [MEMORY]),
+    "states on the host": (
+        LLAMA, {}, {"offload": Offload(states=1)}, ["optimizer_s", "host_memory_bytes"], [MEMORY]),
     "full recompute": (LLAMA, {}, {"recompute": FULL}, ["recompute_s", "hfu", "step_time_s"], [MEMORY, "mfu"]),
     "block recompute": (
         LLAMA, {}, {"recompute": Recompute.parse("block"), "recompute_layers": 2}, ["recompute_s"], [MEMORY]),
