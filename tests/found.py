@@ -21,7 +21,8 @@ from search.sweep import prepare, sweep_plan
 
 __all__ = ["REFERENCES", "SPACES", "Found", "counted", "difference", "predicted", "priced", "rewritten", "row", "sweep"]
 
-SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "llama3_70b", "llama3_8b_small")
+SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "kimi_k2", "gpt_oss_120b", "nemotron_h_56b",
+          "llama3_70b", "llama3_8b_small")  # fmt: skip
 REFERENCES = {
     ("deepseek_v3", "published"): "DeepSeek-V3: pp 16, ep 64, DualPipe (arXiv:2412.19437)",
     ("llama3_405b", "published"): "Llama 3 405B: tp 8, pp 16, vpp 8, ZeRO-2 (arXiv:2407.21783)",
@@ -29,13 +30,17 @@ REFERENCES = {
     ("gpt3_175b", "korthikanti_2022"): "GPT-3: tp 8, pp 8, vpp 3, selective (arXiv:2205.05198)",
     ("qwen3_235b", "recipe"): "Qwen3: recipe, tp 4, cp 2, pp 16, ep 8 (Megatron-Bridge)",
     ("qwen3_235b", "preset"): "Qwen3: preset, tp 2, pp 8, vpp 4, ep 32 (Megatron-Bridge)",
+    ("kimi_k2", "published"): "Kimi-K2: pp 16, vpp 2, ep 16, activations on the host (arXiv:2507.20534)",
+    ("gpt_oss_120b", "preset"): "GPT-OSS 120B: preset, pp 4, ep 8 (Megatron-Bridge)",
+    ("gpt_oss_120b", "recipe"): "GPT-OSS 120B: recipe, tp 2, pp 4, ep 16 (Megatron-Bridge)",
+    ("nemotron_h_56b", "recipe"): "Nemotron-H 56B: recipe, tp 8 (Megatron-Bridge)",
     ("llama3_70b", "rule_of_thumb"): "Llama 3 70B: tp 8, pp 4, vpp 5 (a rule of thumb)",
     ("llama3_8b_small", "fully_sharded"): "Llama 3 8B: ZeRO-3, full recompute",
 }
 PARTS = {
     "compute": ("forward_s", "backward_s"), "recompute": ("recompute_s",), "bubble": ("bubble_s",),
     "tp": ("exposed_comm_tp_s",), "cp": ("exposed_comm_cp_s",), "all-to-all": ("exposed_comm_ep_s",),
-    "pp": ("exposed_comm_pp_s",), "dp": ("exposed_comm_dp_s",),
+    "pp": ("exposed_comm_pp_s",), "dp": ("exposed_comm_dp_s",), "offload": ("exposed_offload_s",),
 }  # fmt: skip
 LEAST_TOLD = 0.04  # seconds; smaller differences are left out
 

@@ -157,7 +157,7 @@ def layers_of(config: dict[str, Any]) -> list[str]:
         (DEEPSEEK_V32, ["indexed+dense", "indexed+moe"]),
         (DEEPSEEK_V4, ["window8+hash-moe", "window8-compression4-indexed+moe", "window8-compression128+moe",
                        "window8-compression4-indexed+moe"]),
-        (NEMOTRON, ["mamba", "only+dense", "nope", "only+moe"]),
+        (NEMOTRON, ["mamba", "mlp", "nope", "moe-mlp"]),
     ],
 )  # fmt: skip
 def test_layers_are_as_the_file_orders_them(config: dict[str, Any], layers: list[str]) -> None:

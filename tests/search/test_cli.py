@@ -628,9 +628,9 @@ def test_catalog_tells_the_source_of_a_chip_and_of_a_model(search):
 
 def test_catalog_tells_the_kinds_of_layers_of_a_model(search):
     models = {entry["name"]: entry for entry in json.loads(search("catalog", "models", "--json").out)["models"]}
-    assert models["nemotron_3_nano"]["layers"] == "23 mamba, 23 only+moe, 6 nope"
+    assert models["nemotron_3_nano"]["layers"] == "23 mamba, 23 moe-mlp, 6 nope"
     assert models["llama3_8b"]["layers"] == "32 dense"
-    assert "23 mamba, 23 only+moe" in search("catalog", "models").out
+    assert "23 mamba, 23 moe-mlp" in search("catalog", "models").out
 
 
 def test_bench_reports_the_machine_and_the_chosen_cases(search):

@@ -106,3 +106,28 @@ def test_the_layouts_of_qwen3_are_those_of_its_recipes():
     preset, dp, _ = published("qwen3_235b", "preset")
     assert (preset.tp, preset.cp, preset.pp, preset.vpp, preset.ep, preset.etp, dp) == (2, 1, 8, 4, 32, 1, 16)
     assert even_layers(94, preset.pp * preset.vpp) == (2, *[3] * 30, 2)
+
+
+def test_the_layout_of_kimi_k2_is_that_of_its_report():
+    """arXiv:2507.20534, sections 2.4 and 2.5: 256 chips hold a model, 67 M tokens a step."""
+    space = load_space("kimi_k2")
+    strategy, dp, _ = published("kimi_k2", "published")
+    assert (strategy.pp * strategy.ep, dp * strategy.pp, strategy.zero_stage) == (256, 2048, 1)
+    assert (strategy.schedule, strategy.offload.activations) == (Schedule.INTERLEAVED, 1)
+    assert round(space.workload.seq * space.workload.global_batch / 1e6) == 67
+
+
+def test_nemotron_h_trains_one_sequence_per_replica():
+    """arXiv:2504.03624: 6,144 chips, sequence 8192, batch 768; Megatron-Bridge: tp 8."""
+    strategy, dp, per_group = published("nemotron_h_56b", "recipe")
+    assert (strategy.tp, strategy.pp, dp, per_group) == (8, 1, 768, 1)
+    assert strategy.sequence_parallel
+
+
+def test_the_layouts_of_gpt_oss_are_those_of_its_preset_and_recipe():
+    preset, dp, _ = published("gpt_oss_120b", "preset")
+    assert (preset.tp, preset.pp, preset.ep, preset.etp, dp, str(preset.recompute)) == (
+        1, 4, 8, 1, 16, "layernorm+moe_act",
+    )  # fmt: skip
+    recipe, dp, _ = published("gpt_oss_120b", "recipe")
+    assert (recipe.tp, recipe.pp, recipe.ep, recipe.sequence_parallel, dp) == (2, 4, 16, True, 8)
