@@ -26,6 +26,7 @@ from estimator.model import ModelSpec
 from estimator.program import Program, program
 from estimator.rules import Case
 from estimator.schedule import placement
+from estimator.segments import joined_costs, segment_of_chunks
 from estimator.span import in_flight_peak, owed_peak
 from estimator.span_codes import CODES, holds_pairs, splits_backward
 from estimator.strategy import Offload, RecomputeKind, Schedule, Strategy
@@ -42,16 +43,18 @@ class Pipeline:
     """The chunks of one model under one schedule: gives layers per chunk where the busiest rank has least seconds."""
 
     def __init__(
-        self, model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int
+        self, model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
+        segments: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.num_chunks = pp * vpp
+        self.segment = np.array(segments, dtype=np.int64) if segments else np.zeros(self.num_chunks, dtype=np.int64)
         self.kinds, self.ends = _kinds_of_layers(model, kinds), _ends(model, kinds)[0]
         self.chunks, self.prefix = placement(schedule, pp, vpp), prefix_of(self.kinds.tolist())
         self.bounds = np.cumsum((0, *even_layers(model.num_layers, self.num_chunks)))
         self._known: dict[tuple[float, ...], tuple[int, ...]] = {}
 
     def layers(self, seconds: tuple[float, ...]) -> tuple[int, ...]:
-        """The layout [C] for these seconds of one micro-batch on each block kind."""
+        """The layout [C] for these seconds of one micro-batch on each block kind (of each segment, one by one)."""
         if seconds not in self._known:
             if len(self._known) == MAX_KNOWN:
                 self._known.clear()
@@ -59,19 +62,27 @@ class Pipeline:
         return self._known[seconds]
 
     def _balanced(self, of_kind: np.ndarray) -> tuple[int, ...]:
-        first, last = (self.ends @ of_kind).tolist()
-        of_layer = of_kind[self.kinds]
-        even = np.diff(np.append(0.0, np.cumsum(of_layer))[self.bounds])
+        of_kinds = of_kind.reshape(int(self.segment[-1]) + 1, -1)
+        first = float(self.ends[0] @ of_kinds[self.segment[0]])
+        last = float(self.ends[1] @ of_kinds[self.segment[-1]])
+        of_layers = [seconds[self.kinds] for seconds in of_kinds]
+        each = np.array([np.diff(np.append(0.0, np.cumsum(of_layer))[self.bounds]) for of_layer in of_layers])
+        even = each[self.segment, np.arange(self.num_chunks)]
         even[0], even[-1] = even[0] + first, even[-1] + last
         cut = float(even[self.chunks].sum(axis=1).max()) * (1.0 + MARGIN)
-        costs = linear_costs(of_layer, first, last, self.num_chunks, cut)
+        costs = joined_costs(
+            [linear_costs(of_layer, first, last, self.num_chunks, cut) for of_layer in of_layers], self.segment
+        )
         return fastest(costs, self.chunks, self.prefix, cut)
 
 
 @lru_cache(maxsize=1024)
-def pipeline_of(model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int) -> Pipeline:
-    """The pipeline, made once: schedules that place chunks alike may share one."""
-    return Pipeline(model, kinds, schedule, pp, vpp)
+def pipeline_of(
+    model: ModelSpec, kinds: tuple[BlockKind, ...], schedule: Schedule, pp: int, vpp: int,
+    segments: tuple[int, ...] = (),
+) -> Pipeline:  # fmt: skip
+    """The pipeline, made once: schedules that place chunks alike may share one. `segments`: of ranks, if several."""
+    return Pipeline(model, kinds, schedule, pp, vpp, segments)
 
 
 def configured_layouts(
@@ -90,7 +101,15 @@ def configured_layouts(
     prices = builder.prices({name: np.array([sizes[name]]) for name in ROW_SIZES})
     net = builder.nets({name: np.array([sizes[name]]) for name in NET_SIZES})[0]
     constants, code, kinds = builder.constants, CODES[strategy.schedule], builder.graph.kinds
-    base, again = _read_only(prices.base[0]), _read_only(prices.again[0])
+    on_chips = [
+        (_read_only(base), _read_only(again))
+        for base, again in zip(
+            np.split(prices.base[0], len(system.parts)),
+            np.split(prices.again[0], len(system.parts), axis=1),
+            strict=True,
+        )
+    ]
+    base = on_chips[0][0]
     alone = net[Net.DP] == 1.0 and net[Net.EDP] == 1.0  # nothing to share, as in compose_rows
     zero, overlap_dp = (0, 0) if alone else (int(sizes["zero_stage"]), int(sizes["overlap_dp"]))
     overlap_ep = int(sizes["overlap_ep"]) * int(sizes["ep"] > 1)
@@ -102,12 +121,12 @@ def configured_layouts(
     slot = np.full(pp * vpp, INNER)
     slot[0], slot[-1] = FIRST, LAST
     depths = np.full(3, int(sizes["recompute_layers"]) if has_blocks else 0)
-    costs = chunk_costs(
-        layers, slot, depths, ends, held_ends, base, again, flags, choice_index(builder.choices, strategy.recompute),
+    chunks = placement(strategy.schedule, pp, vpp)
+    costs = joined_costs([chunk_costs(
+        layers, slot, depths, ends, held_ends, mine, again, flags, choice_index(builder.choices, strategy.recompute),
         splits_backward(code), keep, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
         _read_only(net), constants,
-    )  # fmt: skip
-    chunks = placement(strategy.schedule, pp, vpp)
+    ) for mine, again in on_chips], segment_of_chunks(system, chunks))  # fmt: skip
     made = program(strategy.schedule, pp, vpp, m, strategy.interleave_group)
     flying = _flying(code, chunks, made, vpp, m, overlap_ep)
     bucketed = overlap_dp == 1 and zero < 3  # as in staging_bytes

@@ -12,7 +12,7 @@ from estimator.model import ModelSpec
 from estimator.schedule import placement
 from estimator.strategy import Schedule
 
-__all__ = ["Layout", "even_layers", "layout_of"]
+__all__ = ["Layout", "alike", "even_layers", "layout_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +100,14 @@ def layout_of(
     held[:, embedding] = np.minimum(held[:, embedding], 1)
     if model.tied_embeddings:
         held[:, embedding] = np.where(held[:, head] > 0, 0, held[:, embedding])
-    class_of, classes = _alike([np.append(first[chunk].ravel(), counts[chunk]) for chunk in range(num_chunks)])
-    _, leads = _alike([np.append(class_of[chunks_of[rank]], held[rank]) for rank in range(pp)])
+    class_of, classes = alike([np.append(first[chunk].ravel(), counts[chunk]) for chunk in range(num_chunks)])
+    _, leads = alike([np.append(class_of[chunks_of[rank]], held[rank]) for rank in range(pp)])
     return Layout(
         counts=counts, first=first, held=held, chunks_of=chunks_of, class_of=class_of, classes=classes, leads=leads
     )
 
 
-def _alike(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def alike(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Class of each row, and the first row of each class."""
     seen: dict[bytes, int] = {}
     firsts: list[int] = []

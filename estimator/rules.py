@@ -264,8 +264,21 @@ def _cuda_graph(c: Case) -> np.ndarray:
 
 
 def _engine(c: Case) -> np.ndarray:
-    chip, r = c.system.chip, recipe(c.strategy.precision)
-    return _true(c) & all(dtype in chip.matrix_flops_per_s for dtype in (r.gemm, r.attention))
+    r = recipe(c.strategy.precision)
+    return _true(c) & all(part.chip.offers(dtype) for part in c.system.parts for dtype in (r.gemm, r.attention))
+
+
+def _segments(c: Case) -> np.ndarray:
+    """Whether each stage lies on one segment of the system, and what chips of several kinds are priced for."""
+    parts = c.system.parts
+    if len(parts) == 1:
+        return _true(c)
+    whole = np.logical_and.reduce([c.pp * part.num_chips % c.system.num_chips == 0 for part in parts])
+    shares = [c.sizes[f"offload_{n}"] for n in ("activations", "parameters", "gradients", "states")]
+    here = np.logical_and.reduce([share == 0 for share in shares])
+    if c.strategy.layout is LayoutRule.AUTO:
+        here = here & (c.vpp == 1)
+    return whole & here & (c.copies == 1) & (c.strategy.rank_order is RankOrder.TP_CP_DP_PP)
 
 
 RULES: tuple[Rule, ...] = (
@@ -286,6 +299,10 @@ RULES: tuple[Rule, ...] = (
     Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),
          "num_chips ({num_chips}) must be divisible by tp ({tp}) * cp ({cp}) * pp ({pp})",
          "choose degrees whose product divides it"),
+    Rule("segments", _segments, "stages lie on one segment of the system each: pp ({pp}) times the chips of each "
+         "segment ({segments}) must be divisible by {num_chips}, in rank order tp-cp-dp-pp, with one copy of each "
+         "stage, without offload, and layout auto with vpp 1",
+         "choose pp in proportion, another schedule or rank order, or one cluster"),
     Rule("heads", lambda c: _divides(c.model.num_heads, c.tp), "heads ({num_heads}) must be divisible by tp ({tp})",
          "choose a divisor of the heads"),
     Rule("kv_heads", _kv_heads, "kv heads ({num_kv_heads}) and tp ({tp}) must divide one another",
@@ -385,6 +402,7 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     chunk_layers = _chunk_layers(case, max(int(case.pp[row] * case.vpp[row]), 1))
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
+        "segments": " + ".join(str(part.num_chips) for part in case.system.parts),
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "groups": " and ".join(f"{name} ({number})" for name, number in split_groups(case.model).items()),
         "ffn": " and ".join(map(str, _widths(case.model))), "num_experts": moe.num_experts if moe else 0,

@@ -11,11 +11,12 @@ from estimator.batch import Out, Rows, compose_rows
 from estimator.compose import Place, place_of
 from estimator.imbalance import MEDIAN
 from estimator.layout import even_layers
-from estimator.memory import ITEMS, RESERVED_FACTOR
+from estimator.memory import ITEMS, RESERVED_FACTOR, Item
 from estimator.model import ModelSpec
 from estimator.precision import recipe
 from estimator.result import COLUMNS, StageResult, StepResult, Value
 from estimator.rules import RULES, Case, check, explain
+from estimator.segments import missing_bytes, segment_of_ranks
 from estimator.span_codes import CODES
 from estimator.strategy import LayoutRule, Offload, RecomputeKind, Strategy
 from estimator.tables import (
@@ -28,7 +29,6 @@ from estimator.tables import (
     model_flops_per_token,
 )
 from estimator.workload import Workload
-from hardware.dtype import DType
 from hardware.system import SystemSpec
 
 __all__ = ["columns_of", "distinct", "evaluate", "with_layout"]
@@ -68,7 +68,8 @@ def evaluate(
     reasons = tuple(
         "" if ok else RULES[c - 1].name if c else gate for ok, c, gate in zip(fits, code, gates, strict=True)
     )
-    assumptions = (*model.notes, *system.assumptions, *system.chip.assumptions)
+    chips = dict.fromkeys(text for part in system.parts for text in part.chip.assumptions)
+    assumptions = (*model.notes, *system.assumptions, *chips)
     if not scalar:
         return StepResult(columns={**columns}, feasible=fits, reason=reasons, assumptions=assumptions)
     plain: dict[str, Value] = {name: float(np.asarray(value)[0]) for name, value in columns.items()}
@@ -166,9 +167,13 @@ def _compose(
         bucket=np.ascontiguousarray(sizes["bucket_bytes"]),
     )  # fmt: skip
     out = np.empty((n, len(Out)))
-    place = place_of(tables, candidates.layout[-1], candidates.pp[-1])
+    num_ranks = int(candidates.pp[-1])
+    place = place_of(tables, candidates.layout[-1], num_ranks)
     items, seconds = np.zeros((candidates.pp[-1], len(ITEMS))), np.zeros((len(place.class_of), 3))
     compose_rows(tables, candidates, gate, out, items, seconds)
+    if case.system.segments:  # what a rank's chip lacks is counted there, and is no tensor
+        lacking = np.array(missing_bytes(case.system))[list(segment_of_ranks(case.system, num_ranks))]
+        items[:, Item.WORKING_SET] -= lacking
     return out, _stages(place, items, seconds), seconds
 
 
@@ -222,8 +227,7 @@ def columns_of(
     step, chips, tokens = col["step_time_s"], system.num_chips, float(workload.tokens)
     r = recipe(strategy.precision)
     per_chip = model_flops_per_token(model, workload.seq) * tokens / chips
-    peak = system.chip.matrix_flops_per_s.get(r.gemm, np.nan)
-    bf16 = system.chip.matrix_flops_per_s.get(DType.BF16, system.chip.matrix_flops_per_s.get(DType.FP16, np.nan))
+    peak, bf16 = system.peak(r.gemm), system.half_peak
     priced = col["tile_s"] + col["measured_s"] + col["roofline_s"]
     col |= {
         "tokens_per_s": tokens / step,

@@ -33,6 +33,7 @@ from estimator.optimizers import gathered_bytes, state_bytes
 from estimator.passes import lower
 from estimator.precision import PrecisionRecipe, recipe
 from estimator.program import NO_PROGRAM, Program, program
+from estimator.segments import joined_nets, joined_prices, spread
 from estimator.strategy import (
     CudaGraph,
     LayoutRule,
@@ -250,7 +251,7 @@ def constants_of(
     return Constants(
         grad_bytes=float(r.grad_bytes), state_bytes=float(states), matrix_bytes=gathered_bytes(optimizer),
         gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
-        update_s_per_param=traffic / (chip.hbm_bytes_per_s * chip.hbm_efficiency),
+        update_s_per_param=traffic / min(p.chip.hbm_bytes_per_s * p.chip.hbm_efficiency for p in system.parts),
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=fixed_host_s(scope),
         jitter=jitter_share(system),
@@ -331,7 +332,8 @@ class TableBuilder:
         if key not in self._layouts:
             self._layouts[key] = len(self._made)
             again = self.strategy.recompute_per_chunk
-            self._made.append(layout_of(self.model, self.graph.kinds, schedule, pp, vpp, chosen, again))
+            made = layout_of(self.model, self.graph.kinds, schedule, pp, vpp, chosen, again)
+            self._made.append(spread(made, self.system))
         return self._layouts[key]
 
     def program(self, schedule: Schedule, pp: int, vpp: int, m: int) -> int:
@@ -385,18 +387,23 @@ class TableBuilder:
         sizes = {name: rows[name] for name in ROW_SIZES}
         sizes |= {name: rows[name] if name in rows else np.atleast_1d(s.sizes()[name]) for name in ROW_FLAGS}
         shaping = tuple(getattr(s, name) for name in SHAPING)
-        routing = Routing.of(self.model, self.workload, self.quantile)
+        routing, parts = Routing.of(self.model, self.workload, self.quantile), self.system.parts
         if len(rows["tp"]) == 1:
             one = tuple(float(values[0]) for values in sizes.values())
-            where = self.model, self.workload.seq, self.system
-            return _one_row(*where, shaping, routing, s.precision, self.choices, one)
-        return _rows(self.graph, self.system, shaping, routing, self.recipe, self.choices, sizes)
+            of = self.model, self.workload.seq
+            made = [_one_row(*of, part, shaping, routing, s.precision, self.choices, one) for part in parts]
+        else:
+            made = [_rows(self.graph, part, shaping, routing, self.recipe, self.choices, sizes) for part in parts]
+        return joined_prices(self.system, made)
 
     def nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:
         """Costs of the groups of NET_SIZES, each [G]: [G, Net]."""
         has_experts = self.model.moe is not None
         order, twinned = self.strategy.rank_order, twinned_share(self.model, self.strategy)
+        parts = self.system.parts
         if len(nets["dp"]) == 1:
             sizes = tuple(float(nets[name][0]) for name in NET_SIZES)
-            return _one_net(self.system, has_experts, order, sizes, twinned)
-        return group_costs(self.system, has_experts, order, nets, twinned)
+            made = [_one_net(part, has_experts, order, sizes, twinned) for part in parts]
+        else:
+            made = [group_costs(part, has_experts, order, nets, twinned) for part in parts]
+        return joined_nets(self.system, made, nets)

@@ -12,6 +12,7 @@ from hardware._sites import grid, usual_site
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
+from hardware.mixed import mixed
 from hardware.site import Site
 from hardware.system import UNBOUNDED, SystemSpec, Tier
 from hardware.topology import SWITCHED, Shape
@@ -24,6 +25,7 @@ _ADJUSTABLE = ("headroom", "price_usd_per_hour", "failures_per_hour")
 _SITE = ("host_w_per_chip", "network_w_per_chip", "pue", "grid_kg_co2_per_kwh", "electricity_usd_per_kwh")
 _CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", *_ADJUSTABLE, *_SITE, "grid")
 _FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", *_ADJUSTABLE, *_SITE, "grid")
+_MIXED_KEYS = ("name", "segments", "link")
 _TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "source",
               "shape")  # fmt: skip
 _CHIP_KEYS = ("like", "name", "vendor", *TABLES, *SCALARS)
@@ -50,6 +52,8 @@ def system_from_mapping(mapping: str | Mapping[str, Any], cluster: ClusterOf) ->
     if isinstance(mapping, str):
         return cluster(mapping, None)
     given = _mapping("system", mapping)
+    if "segments" in given:
+        return _mixed(given, cluster)
     if "tiers" in given:
         return _full(given)
     return _changed(given, cluster)
@@ -69,6 +73,18 @@ def _changed(given: Mapping[str, Any], cluster: ClusterOf) -> SystemSpec:
     if "chip" in given:
         system = replace(system, chip=_chip(given["chip"], system.chip))
     return _adjusted(system, given)
+
+
+def _mixed(given: Mapping[str, Any], cluster: ClusterOf) -> SystemSpec:
+    """Several systems in the order in which one pipeline runs through them."""
+    _check_keys("system", given, _MIXED_KEYS)
+    raw = given["segments"]
+    if not isinstance(raw, list):
+        reject("system.segments must be a list of systems", repr(raw), "list at least two")
+    segments = tuple(system_from_mapping(item, cluster) for item in raw)
+    link = _tier("system.link", {"name": "link", **_mapping("system.link", given["link"])}) if "link" in given else None
+    name = str(given.get("name", "+".join(segment.name for segment in segments)))
+    return mixed(name, segments, link.link if link else None)
 
 
 def _full(given: Mapping[str, Any]) -> SystemSpec:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hardware._errors import reject
 from hardware.chip import ChipSpec
+from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
 from hardware.site import JOULES_PER_KWH, Site
 from hardware.topology import SWITCHED, Shape, Topology
@@ -43,6 +44,8 @@ class SystemSpec:
         headroom: share of memory that a plan leaves free.
         price_usd_per_hour: of one chip, where it differs from the chip's; the same for `failures_per_hour`.
         site: hosts, network, building and grid, which power and CO2 count.
+        segments: clusters of different chips that share one pipeline, in its order (hardware/mixed.py); `chip` is then
+            the roomiest, and tiers join the segments. Empty: one cluster of equal chips.
         assumptions: what was assumed to build the description.
     """
 
@@ -56,6 +59,7 @@ class SystemSpec:
     failures_per_hour: float | None = None
     site: Site = Site()
     assumptions: tuple[str, ...] = ()
+    segments: tuple[SystemSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_chips", "chips_per_node"):
@@ -67,6 +71,9 @@ class SystemSpec:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 reject(f"{self.name}: {name} must be at least 0", value, "give it per chip and hour")
+        if self.segments and sum(segment.num_chips for segment in self.segments) != self.num_chips:
+            counts = [segment.num_chips for segment in self.segments]
+            reject(f"{self.name}: segments must add up to num_chips ({self.num_chips})", counts, "count all chips")
         self._check_tiers()
 
     def _check_tiers(self) -> None:
@@ -95,8 +102,32 @@ class SystemSpec:
         return -(-self.num_chips // self.chips_per_node)
 
     @property
+    def parts(self) -> tuple[SystemSpec, ...]:
+        """The clusters of equal chips that it is made of: its segments, or itself."""
+        return self.segments or (self,)
+
+    @property
+    def told_chips(self) -> str:
+        """How many of which chips, for people."""
+        return " + ".join(f"{part.num_chips} x {part.chip.name}" for part in self.parts)
+
+    def peak(self, dtype: DType) -> float:
+        """Dense FLOP/s of a matrix engine, the mean over chips; NaN where one lacks the format."""
+        if not self.segments:
+            return self.chip.matrix_flops_per_s.get(dtype, math.nan)
+        return sum(s.num_chips * s.peak(dtype) for s in self.segments) / self.num_chips
+
+    @property
+    def half_peak(self) -> float:
+        """`peak` of bf16, else of fp16."""
+        bf16 = self.peak(DType.BF16)
+        return self.peak(DType.FP16) if math.isnan(bf16) else bf16
+
+    @property
     def price_usd_per_s(self) -> float:
         """Price of the whole system per second: its chips by the hour, and electricity where that is paid apart."""
+        if self.segments:
+            return sum(segment.price_usd_per_s for segment in self.segments)
         own = self.price_usd_per_hour
         rent = self.num_chips * (self.chip.price_usd_per_hour if own is None else own) / HOUR
         return rent + self.power_w * self.site.electricity_usd_per_kwh / JOULES_PER_KWH
@@ -104,6 +135,8 @@ class SystemSpec:
     @property
     def failures_per_s(self) -> float:
         """Interruptions of a job on the whole system per second."""
+        if self.segments:
+            return sum(segment.failures_per_s for segment in self.segments)
         own = self.failures_per_hour
         return self.num_chips * (self.chip.failures_per_hour if own is None else own) / HOUR
 
@@ -113,11 +146,15 @@ class SystemSpec:
 
         An upper bound: chips that wait for each other draw less.
         """
+        if self.segments:
+            return sum(segment.power_w for segment in self.segments)
         return self.num_chips * self.site.power_w(self.chip.tdp_w)
 
     @property
     def co2_kg_per_s(self) -> float:
         """CO2 equivalent of that power per second. Ignores what it took to make the system."""
+        if self.segments:
+            return sum(segment.co2_kg_per_s for segment in self.segments)
         return self.power_w * self.site.grid_kg_co2_per_kwh / JOULES_PER_KWH
 
     @property
@@ -126,8 +163,13 @@ class SystemSpec:
         return self.chip.hbm_bytes * (1.0 - self.headroom)
 
     def with_chips(self, num_chips: int) -> SystemSpec:
-        """The same cluster with another number of chips."""
-        return replace(self, num_chips=num_chips)
+        """The same cluster with another number of chips; segments grow and shrink alike."""
+        sizes = [segment.num_chips * num_chips for segment in self.segments]
+        if any(size % self.num_chips for size in sizes):
+            law = f"{self.name}: segments of {[s.num_chips for s in self.segments]} chips grow and shrink alike"
+            reject(law, f"{num_chips} chips", f"use a multiple of {self.num_chips}")
+        grown = [s.with_chips(n // self.num_chips) for s, n in zip(self.segments, sizes, strict=True)]
+        return replace(self, num_chips=num_chips, segments=tuple(grown))
 
     def members(self, size: ArrayLike, stride: ArrayLike) -> NDArray[np.float64]:
         """How many members of a rank group share one domain of each tier.

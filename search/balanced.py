@@ -17,6 +17,7 @@ from estimator.layout import even_layers
 from estimator.model import ModelSpec
 from estimator.rules import Case, check, paired
 from estimator.schedule.rules import VEES
+from estimator.segments import segment_of_ranks
 from estimator.step import distinct
 from estimator.strategy import LayoutRule, Schedule, Strategy
 from estimator.tables import ROW_SIZES, TableBuilder
@@ -53,7 +54,9 @@ class LayoutFinder:
             seconds = self._priced(strategy, {name: places[name] for name in ROW_SIZES})
             kinds, pipes = self.builder.graph.kinds, [*zip(places["pp"].tolist(), places["vpp"].tolist(), strict=True)]
             alike = _alike(strategy.schedule)
-            ways = {(p, v): pipeline_of(model, kinds, alike, int(p), int(v)) for p, v in set(pipes)}
+            system = self.builder.system
+            of_rank = {p: segment_of_ranks(system, int(p)) if system.segments else () for p, _ in pipes}
+            ways = {(p, v): pipeline_of(model, kinds, alike, int(p), int(v), of_rank[p]) for p, v in set(pipes)}
             found = [ways[pipe].layers(of_kind) for pipe, of_kind in zip(pipes, seconds, strict=True)]
         else:
             where, places = distinct(sizes, ("pp", "vpp"))

@@ -112,7 +112,7 @@ def replay_point(
     notes = _overfull(step)
     if path is not None:
         about = {
-            "name": _told(finalist), "model": model.name, "system": f"{system.num_chips} x {system.chip.name}",
+            "name": _told(finalist), "model": model.name, "system": system.told_chips,
             "estimated_step_time_s": row["estimated_step_time_s"], "replayed_step_time_s": row["replayed_step_time_s"],
         }  # fmt: skip
         subject = subject_of(model, strategy, system, workload)

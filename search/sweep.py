@@ -19,7 +19,6 @@ import numpy as np
 
 from estimator.strategy import RecomputeKind
 from estimator.tables import fixed_host_s, model_flops_per_token
-from hardware.dtype import DType
 from results.pareto import non_dominated
 from search.candidates import batches, compose_ids, known_values, schedule_codes
 from search.expression import Expression, strategy_values
@@ -278,12 +277,10 @@ class SweepWorker:
         space, system = self.plan.space, world.system
         tokens = float(space.workload.tokens)
         flops = model_flops_per_token(space.model, space.workload.seq) * tokens / system.num_chips
-        peaks = system.chip.matrix_flops_per_s
-        bf16 = peaks.get(DType.BF16, peaks.get(DType.FP16, np.nan))
         return np.array(
             [
-                tokens, system.num_chips, flops, bf16, system.price_usd_per_s, system.power_w, system.co2_kg_per_s,
-                fixed_host_s(world.strategy.cuda_graph),
+                tokens, system.num_chips, flops, system.half_peak, system.price_usd_per_s, system.power_w,
+                system.co2_kg_per_s, fixed_host_s(world.strategy.cuda_graph),
             ], dtype=float,
         )  # fmt: skip
 

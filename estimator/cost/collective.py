@@ -227,4 +227,5 @@ def point_to_point_loads(system: SystemSpec, stride: float) -> np.ndarray:
 
 def scalar_all_reduce_latency(system: SystemSpec) -> float:
     """A few bytes over the whole job (gradient norm), as a tree: 2 log2(n) hops of the outermost tier."""
-    return 2.0 * math.log2(max(system.num_chips, 1)) * system.tiers[-1].link.latency_s
+    slowest = max(s.tiers[-1].link.latency_s for s in (system, *system.segments))
+    return 2.0 * math.log2(max(system.num_chips, 1)) * slowest

@@ -40,6 +40,9 @@ def replay_step(
     model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, max_tasks: int | None = None
 ) -> ReplayedStep:
     """One step in detail. ValueError where the strategy is illegal, TooLarge above `max_tasks` (None: what fits)."""
+    if system.segments:
+        law = "a replay runs on chips of one kind, but got a system of segments"
+        raise ValueError(f"{law} ({system.told_chips}); take its estimate, or replay one cluster")
     tasks, estimate = unroll_estimate(model, strategy, system, workload, max_tasks=max_tasks)
     timeline = replay(tasks)
     after = [CATEGORIES.index(c) for c in (Category.OPTIMIZER, Category.OPTIMIZER_COMM)]

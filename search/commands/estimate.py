@@ -12,6 +12,7 @@ from estimator.imbalance import MEDIAN, Routing
 from estimator.memory import RESERVED_FACTOR
 from estimator.precision import recipe
 from estimator.result import StageResult, StepResult
+from hardware.system import SystemSpec
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
 from results.report.text import hanging
@@ -49,12 +50,18 @@ def run(args: argparse.Namespace) -> int:
 def headline(point: Point) -> list[str]:
     """What is estimated: model, system, workload."""
     system, work = point.system, point.workload
-    memory = f"{format_bytes(system.chip.hbm_bytes)} each, {format_bytes(system.usable_hbm_bytes)} usable"
+    lines = [f"{system.name}: {system.told_chips}, {_room(system)}"]
+    if system.segments:
+        lines = [f"{system.name}, stages in this order:", *(f"{p.told_chips}, {_room(p)}" for p in system.segments)]
     return [
         f"model     {model_line(point.model)}",
-        f"system    {system.name}: {system.num_chips} x {system.chip.name}, {memory}",
+        *(f"{'' if i else 'system':<10}{line}" for i, line in enumerate(lines)),
         f"workload  {work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
     ]
+
+
+def _room(system: SystemSpec) -> str:
+    return f"{format_bytes(system.chip.hbm_bytes)} each, {format_bytes(system.usable_hbm_bytes)} usable"
 
 
 def layout_phrase(point: Point, row: Mapping[str, Any]) -> str:
@@ -104,24 +111,31 @@ def _text(point: Point, result: StepResult, band: Band, found: Sequence[Remedy],
     lines += ["", *_band_lines(point, band)]
     shares = ", ".join(f"{row[f'price_share_{name}']:.0%} {name}" for name in SHARES)
     lines += ["", f"price sources: {shares}"]
-    chip = point.system.chip
+    chips = [part.chip for part in point.system.parts]
     for text in result.assumptions:
-        if text not in chip.assumptions:
+        if not any(text in chip.assumptions for chip in chips):
             lines += hanging("assumed: ", text)
-    fields = [text.partition(":")[0].split()[-1] for text in chip.assumptions]
-    if fields:
-        lines += hanging("assumed of the chip: ", f"{', '.join(fields)}; why: search catalog chips {chip.name}")
+    for chip in chips:
+        fields = [text.partition(":")[0].split()[-1] for text in chip.assumptions]
+        whose = "the chip" if len(chips) == 1 else chip.name
+        if fields:
+            lines += hanging(f"assumed of {whose}: ", f"{', '.join(fields)}; why: search catalog chips {chip.name}")
     return "\n".join(lines) + "\n" + ("\n" + ops_table(ops) if ops else "")
 
 
 def _cost(point: Point, row: Mapping[str, Any]) -> list[str]:
     """Money, energy and CO2, and what the energy counts."""
-    system, site = point.system, point.system.site
+    system = point.system
     money = f"{row['cost_usd_per_mtoken']:.3g} USD and {row['co2_kg_per_mtoken']:.3g} kg of CO2 per million tokens"
-    beside = f"{site.host_w_per_chip:,.0f} W of its host and {site.network_w_per_chip:,.0f} W of network"
-    watts = f"{system.chip.tdp_w:,.0f} W of the chip, {beside}, times a PUE of {site.pue:g}"
-    energy = f"{row['energy_j_per_token']:.3g} J per token: {watts}; {site.grid_kg_co2_per_kwh:g} kg of CO2 per kWh"
+    energy = f"{row['energy_j_per_token']:.3g} J per token: {'; '.join(_watts(part) for part in system.parts)}"
     return [*hanging("", money), *hanging("", energy)]
+
+
+def _watts(system: SystemSpec) -> str:
+    site = system.site
+    beside = f"{site.host_w_per_chip:,.0f} W of its host and {site.network_w_per_chip:,.0f} W of network"
+    grid = f"{site.grid_kg_co2_per_kwh:g} kg of CO2 per kWh"
+    return f"{system.chip.tdp_w:,.0f} W of the {system.chip.name}, {beside}, times a PUE of {site.pue:g}, {grid}"
 
 
 def seconds_and_band(step_time_s: float, band: Band) -> str:

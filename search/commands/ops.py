@@ -44,6 +44,9 @@ class PricedOp:
 
 def price_ops(point: Point) -> list[PricedOp]:
     """Ops in the order of the model, phase by phase. Traffic that overlap hides is listed with its full seconds."""
+    if point.system.segments:
+        law = "operations are listed for chips of one kind, but got a system of segments"
+        raise ValueError(f"{law} ({point.system.told_chips}); leave --ops out, or name one cluster")
     r = recipe(point.strategy.precision)
     routing = Routing.of(point.model, point.workload)
     graph = lower(build(point.model, point.workload.seq), point.strategy, r, routing)

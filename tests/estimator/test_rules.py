@@ -24,6 +24,7 @@ from estimator.strategy import (
 )
 from estimator.workload import Workload
 from hardware import catalog
+from hardware.mixed import mixed
 from tests.estimator.cases import DEEPSEEK, LLAMA, MIXTRAL, SEQ, UNFUSED, WORK, h100
 from tests.estimator.kinds import HYBRID, SPARSE
 
@@ -38,6 +39,7 @@ OFFENDERS = {
         "shapes that do not depend on where tokens are routed",
     ),
     "world": (LLAMA, Strategy(pp=3), r"num_chips \(64\) must be divisible by tp \(1\) \* cp \(1\) \* pp \(3\)"),
+    "segments": (LLAMA, Strategy(pp=1), r"pp \(1\) times the chips of each segment \(32 \+ 32\) .* divisible by 64"),
     "heads": (LLAMA, Strategy(tp=32), r"heads \(16\) must be divisible by tp \(32\)"),
     "kv_heads": (replace(LLAMA, num_heads=48, num_kv_heads=6), Strategy(tp=4), r"kv heads \(6\) and tp \(4\)"),
     "mixer_groups": (HYBRID, Strategy(tp=16), r"groups of mamba \(8\) must be divisible by tp \(16\)"),
@@ -86,6 +88,7 @@ def system_and_work(name):
     system = catalog.cluster("dgx_a100", 64) if name == "engine" else h100(64)
     if name == "offload":
         system = replace(system, chip=replace(system.chip, host_bytes_per_s=0.0))
+    system = mixed("two", (h100(32), h100(32))) if name == "segments" else system
     return system, Workload(seq=2000, global_batch=64) if name == "sequence" else WORK
 
 

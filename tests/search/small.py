@@ -187,6 +187,13 @@ SMALL = {
         "tp: [1, 2, 4], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, full], micro_batch: [1, 2]",
         chips="[4, 8, 16, 32, 64]", more="objectives: [step_time_s, peak_memory_bytes, cost_usd_per_mtoken]\n",
     ),
+    "two kinds of chips in one pipeline": space_of(
+        "tp: [1, 2], pp: [1, 2, 4], schedule: [1f1b, gpipe, zb-h1, dualpipe], layout: [even, auto], zero_stage: [0, 1, "
+        "3], recompute: [none, full], overlap: {dp: [0, 1]}, bucket_bytes: [0, 1e8]",
+        system="{name: mixed, segments: [{cluster: dgx_h200, num_chips: 8}, {cluster: dgx_a100_40g, num_chips: 8}], "
+        "link: {bytes_per_s: 100 Gb/s, latency_s: 20 us, efficiency: 0.8}}",
+        more="objectives: [step_time_s, device_memory_bytes, cost_usd_per_mtoken, mfu_bf16]\n",
+    ),
     "only chips": space_of("tp: [2, 1], zero_stage: [3, 1]", chips="[16, 8]", more="objectives: [num_gpus]\n"),
     "only memory": space_of("tp: [2, 1], pp: [1, 2], zero_stage: [0, 3]", more="objectives: [device_memory_bytes]\n"),
     "only speed": space_of("tp: [2, 1], pp: [1, 2], zero_stage: [0, 3]", more="objectives: {tokens_per_s: max}\n"),
