@@ -53,15 +53,8 @@ __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "fixed_host_s", "grad
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]
-SHAPING = (
-    "sequence_parallel",
-    "context_parallel",
-    "fusion",
-    "tp_chunks",
-    "cuda_graph",
-    "redundant_experts",
-    "optimizer",
-)
+SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph", "redundant_experts",
+           "optimizer", "shared_expert_overlap")  # fmt: skip
 """Structure fields that decide which ops a row has and what they cost; recompute and precision stand beside them."""
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 ROW_FLAGS = ("overlap_cp",)

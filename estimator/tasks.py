@@ -49,6 +49,7 @@ class Shield(Enum):
     BACKWARD = "the last backward passes"
     FORWARD = "the next first forward passes"
     STAGES = "other passes while it flies"
+    SHARED = "shared experts"
 
 
 CATEGORIES = tuple(Category)

@@ -44,6 +44,8 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
         quiet = replace(quiet, expert_bucket_bytes=None)
     if model.moe is None or s.ep == 1:
         quiet = replace(quiet, redundant_experts=0)
+    if s.ep == 1 or model.moe is None or not model.moe.num_shared_experts:
+        quiet = replace(quiet, shared_expert_overlap=False)
     return quiet.with_sizes(off)
 
 

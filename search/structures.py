@@ -251,6 +251,7 @@ class _Maker:
             "sequence_parallel": case.tp == 1, "context_parallel": case.cp == 1,
             "rank_order": (case.pp == 1) | (case.dp == 1), "tp_chunks": case.tp == 1,
             "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
+            "shared_expert_overlap": (case.ep == 1) | (not case.model.moe or not case.model.moe.num_shared_experts),
             "reshard_after_forward": ~shares_weights(case.sizes), "prefetch_blocks": ~shares_weights(case.sizes),
             "interleave_group": np.full(ok.shape, case.strategy.schedule is not Schedule.INTERLEAVED),
             "redundant_experts": (case.ep == 1) | (case.model.moe is None),

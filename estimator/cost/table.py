@@ -21,6 +21,7 @@ from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, large
 from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
 from estimator.passes import recompute
 from estimator.passes.shard import CORE_KINDS, is_tensor_parallel
+from estimator.passes.shared import IN, OUT
 from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import CudaGraph, Optimizer, Recompute, Strategy
 from hardware.system import SystemSpec
@@ -148,6 +149,8 @@ class _Pricer:
             out |= {Base(first + i): value for i, value in enumerate(phases[phase].seconds())}
         out[Base.W_COMP], out[Base.W_HOST] = phases[Phase.WEIGHT_GRAD].seconds()[:2]
         out |= self._paired(phases)
+        if self.strategy.shared_expert_overlap:  # a pass alone hides no more than one of a pair
+            out |= {Base(c - 1): larger(out[Base(c - 1)], out[c]) for c in (Base.F_EP1, Base.B_EP1)}
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights
@@ -353,6 +356,7 @@ class _PhaseSeconds:
         self.in_graph = strategy.cuda_graph is CudaGraph.FULL  # the last kernel was launched by a CUDA graph
         self.traffic: dict[tuple[Group, bool], Array] = {}
         self.outer: dict[Group, Array] = {}  # seconds on the outermost tier
+        self.shared: dict[str, tuple[Array, Array]] = {}  # shared experts and the all-to-all that they hide
         self.by_source: dict[str, Array] = {}
 
     def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
@@ -366,11 +370,17 @@ class _PhaseSeconds:
             self.gemms[op.name] = (seconds, cut_s)
         if op.kind in CORE_KINDS:
             self.attention = self.attention + seconds
+        if op.beside:
+            window, traffic = self.shared.get(op.beside, (0.0, 0.0))
+            self.shared[op.beside] = window + seconds, traffic
 
     def add_traffic(self, op: Op, seconds: Array) -> None:
         assert op.group is not None
         key = (op.group, bool(op.beside))
         self.traffic[key] = self.traffic.get(key, 0.0) + seconds
+        if op.beside in {IN, OUT}:
+            window, traffic = self.shared.get(op.beside, (0.0, 0.0))
+            self.shared[op.beside] = window, traffic + seconds
 
     def add_fused(self, op: Op, seconds: Array, num: int) -> None:
         """Traffic in `num` pieces beside its partners; collectives of the same partners share them."""
@@ -390,6 +400,12 @@ class _PhaseSeconds:
     def expert_traffic(self) -> Array:
         """All-to-all seconds that a pass of another micro-batch can hide."""
         return self.traffic.get((Group.EP, True), 0.0)
+
+    def exposed_ep(self) -> Array:
+        """All-to-all seconds that the micro-batch itself does not hide."""
+        if not self.shared:
+            return self.expert_traffic()
+        return sum((beside(window, traffic) for window, traffic in self.shared.values()), 0.0)
 
     def exposed_cp(self) -> Array:
         """A ring pass hides under the attention of the blocks at hand, all but the first of cp steps, where it may."""
@@ -422,6 +438,6 @@ class _PhaseSeconds:
             self.exposed_cp(),
             tp + tp_fixed,
             self.fused_seconds() + tp_fixed,
-            ep + ep_fixed,
+            self.exposed_ep() + ep_fixed,
             beside(self.compute, ep) + ep_fixed,
         )

@@ -18,6 +18,7 @@ from estimator.detail.traffic import transfer_of
 from estimator.graph import Block
 from estimator.op import Group, Op, OpKind, Phase, Traffic
 from estimator.passes.shard import CORE_KINDS
+from estimator.passes.shared import IN, OUT
 from estimator.precision import PrecisionRecipe
 from estimator.strategy import CudaGraph, Strategy
 from estimator.tasks import Category, Shield
@@ -74,9 +75,25 @@ class BlockWriter:
     # ------------------------------------------------------------------------------------------------------ patterns
 
     def _write(self, script: Script, ops: list[Op], category: Category) -> None:
+        ways = {op.beside for op in ops if op.kind is OpKind.COLLECTIVE} & {IN, OUT}
+        hiding = [op for op in ops if op.kind is not OpKind.COLLECTIVE and op.beside in ways]
+        hiding = [op for op in hiding if op.phase is not Phase.WEIGHT_GRAD]
+        ops = [op for op in ops if op not in hiding] if hiding else ops
         at = 0
         while at < len(ops):
-            at = self._pattern(script, ops, at, category)
+            if ops[at].kind is OpKind.COLLECTIVE and ops[at].beside in ways:
+                self._beside_shared(script, ops[at], [op for op in hiding if op.beside == ops[at].beside], category)
+                at += 1
+            else:
+                at = self._pattern(script, ops, at, category)
+
+    def _beside_shared(self, script: Script, travel: Op, shared: list[Op], category: Category) -> None:
+        """An all-to-all of routed rows while shared experts compute."""
+        before = done = list(script.tail)
+        sent = self._transfer(script, travel, Shield.SHARED, after=before)
+        for op in shared:
+            done = [self._compute(script, op, category, after=done)]
+        script.tail = [sent, *done]
 
     def _pattern(self, script: Script, ops: list[Op], at: int, category: Category) -> int:
         """Writes what begins at `at`; where the next begins."""

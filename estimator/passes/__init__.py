@@ -12,6 +12,7 @@ from estimator.passes.fuse import fuse
 from estimator.passes.precision import insert_quantization, remake_activations
 from estimator.passes.recompute import recompute
 from estimator.passes.shard import shard
+from estimator.passes.shared import run_beside
 from estimator.precision import PrecisionRecipe
 from estimator.strategy import Fusion, Strategy
 
@@ -25,4 +26,5 @@ def lower(graph: OpGraph, strategy: Strategy, recipe: PrecisionRecipe, routing: 
     graph = insert_collectives(graph, strategy, recipe)
     graph = fuse(graph, strategy.fusion)
     graph = insert_quantization(graph, recipe, inside=Fusion.FUSED_QUANTIZE in strategy.fusion)
+    graph = run_beside(graph, overlap=strategy.shared_expert_overlap)
     return capture(remake_activations(differentiate(graph), recipe), strategy.cuda_graph)

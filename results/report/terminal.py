@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from estimator.result import column
-from estimator.strategy import Chunks, RankOrder
+from estimator.strategy import Chunks, CudaGraph, RankOrder
 from hardware.units import format_bytes, format_count
 from results.pareto import knee, spread
 from results.plan import Plan
@@ -132,6 +132,9 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         row["precision"],
         row["optimizer"],
         f"fused: {row['fusion']}",
+        f"CUDA graph of {row['cuda_graph']}" if row["cuda_graph"] != CudaGraph.NONE.value else "",
+        "shared experts beside all-to-all" if row["shared_expert_overlap"] else "",
+        "rings exposed" if row["cp"] != 1 and not row["overlap_cp"] else "",
         f"on {clip(row['system'])}",
     ]
     return [phrase for phrase in phrases if phrase]

@@ -15,6 +15,7 @@ from estimator.strategy import (
     Fusion,
     Module,
     Offload,
+    Optimizer,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -121,6 +122,11 @@ CASES = {
     "graph of the iteration": (
         SMALL, {"cuda_graph": CudaGraph.LAYER}, {"cuda_graph": CudaGraph.FULL}, [],
         [MEMORY, "fixed_host_s", "exposed_host_s", "step_time_s"]),
+    "shared experts beside their all-to-all": (
+        DEEPSEEK, {"ep": 16}, {"ep": 16, "shared_expert_overlap": True}, [], ["exposed_comm_ep_s", "step_time_s"]),
+    "8-bit Adam": (LLAMA, {}, {"optimizer": Optimizer.ADAM_8BIT}, [], [MEMORY, "optimizer_s"]),
+    "SGD": (LLAMA, {}, {"optimizer": Optimizer.SGD}, [], [MEMORY, "optimizer_s"]),
+    "Muon": (LLAMA, {"optimizer": Optimizer.SGD}, {"optimizer": Optimizer.MUON}, [MEMORY, "optimizer_s"], []),
     "ring beside attention": (
         LLAMA, {"cp": 4, "overlap": Overlap(cp=0)}, {"cp": 4}, [], ["exposed_comm_cp_s", "step_time_s"]),
     "fp8": (LLAMA, {"micro_batch": 4}, {"micro_batch": 4, "precision": "fp8"}, [], ["step_time_s", "mfu"]),

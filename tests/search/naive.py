@@ -138,6 +138,9 @@ def key_of(space: Space, system: SystemSpec, s: Strategy) -> tuple[Any, ...]:
     rest = replace(s, recompute=Recompute(), recompute_layers=0, sequence_parallel=split, context_parallel=kind)
     group = s.interleave_group if s.schedule is Schedule.INTERLEAVED and s.interleave_group != s.pp else 0
     rest = replace(rest, rank_order=order, layout=layout, interleave_group=group)
+    moe = space.model.moe
+    beside = s.shared_expert_overlap and s.ep > 1 and moe is not None and moe.num_shared_experts > 0
+    rest = replace(rest, shared_expert_overlap=beside)
     return system, rest, recompute, layers
 
 

@@ -25,6 +25,11 @@ SPACES = {
     "graphs of experts": space_of(
         "ep: [4, 8], pp: [2, 4], cuda_graph: [none, attention, layer, full], zero_stage: 1", model="mixtral", chips="32"
     ),
+    "shared experts": space_of(
+        "ep: [1, 64], pp: [1, 8], shared_expert_overlap: [false, true], zero_stage: [1, 3], recompute: [none, full], "
+        "overlap: {ep: [0, 1]}",
+        model="deepseek", chips="1024", batch=1024,
+    ),
     "rings": space_of("cp: [2, 4], overlap: {cp: [1, 0]}, zero_stage: [0, 3], recompute: [none, full]", seq=16384),
 }  # fmt: skip
 
