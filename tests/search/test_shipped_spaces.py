@@ -118,7 +118,7 @@ def test_the_layout_of_kimi_k2_is_that_of_its_report():
 
 
 def test_nemotron_h_trains_one_sequence_per_replica():
-    """arXiv:2504.03624: 6,144 chips, sequence 8192, batch 768; Megatron-Bridge: tp 8."""
+    """6,144 chips (arXiv:2504.03624); sequence 8192, batch 768 and tp 8 of Megatron-Bridge's recipes."""
     strategy, dp, per_group = published("nemotron_h_56b", "recipe")
     assert (strategy.tp, strategy.pp, dp, per_group) == (8, 1, 768, 1)
     assert strategy.sequence_parallel
