@@ -96,7 +96,7 @@ def _text(point: Point, result: StepResult, band: Band, found: Sequence[Remedy],
     rate = f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s per chip, {row['model_tflops_per_gpu']:.0f} TFLOP/s"
     lines += [
         "",
-        f"{seconds_and_band(row['step_time_s'], band)} a step, {rate}, "
+        f"{seconds_and_band(row['step_time_s'], band)} a step, {rate}",
         f"MFU {row['mfu']:.1%} of the {peak} peak ({row['mfu_bf16']:.1%} of bf16)",
     ]
     lines += [

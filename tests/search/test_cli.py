@@ -121,7 +121,6 @@ HOSTILE = [
     ["launch", SMALL, "--out", "file"],
     ["launch", SMALL, "--out", "file/below"],
     ["launch", SMALL, "--out", "folder"],
-    ["launch", SMALL, SMALL, "--out", "new"],
     ["launch", SMALL, "--workers", "0"],
     ["launch", SMALL, "--workers", "many"],
     ["launch", SMALL, "--seed", "-1"],
@@ -299,7 +298,9 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 STRATEGY_KEYS = {
     "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "schedule", "layout", "micro_batch", "zero_stage", "sequence_parallel",
     "context_parallel", "rank_order", "recompute", "recompute_layers", "precision", "optimizer", "overlap",
-    "bucket_bytes", "fusion", "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes",
+    "bucket_bytes", "fusion", "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "dp_replicate",
+    "reshard_after_forward", "prefetch_blocks", "offload", "interleave_group", "cuda_graph", "shared_expert_overlap",
+    "redundant_experts",
 }  # fmt: skip
 
 
@@ -327,7 +328,8 @@ def test_show_as_json_has_the_agreed_keys(search, small_run):
     for row in [*data["rows"], *data["reference"]]:
         assert row.keys() == columns
         assert row["strategy"].keys() == STRATEGY_KEYS
-        assert row["strategy"]["overlap"].keys() == {"tp", "dp", "ep", "pp"}
+        assert row["strategy"]["overlap"].keys() == {"tp", "cp", "dp", "ep", "pp"}
+            assert row["strategy"]["offload"].keys() == {"activations", "parameters", "gradients", "states"}
     assert [row["name"] for row in data["reference"]] == ["fully_sharded"]
 
 
