@@ -329,7 +329,7 @@ def test_show_as_json_has_the_agreed_keys(search, small_run):
         assert row.keys() == columns
         assert row["strategy"].keys() == STRATEGY_KEYS
         assert row["strategy"]["overlap"].keys() == {"tp", "cp", "dp", "ep", "pp"}
-            assert row["strategy"]["offload"].keys() == {"activations", "parameters", "gradients", "states"}
+        assert row["strategy"]["offload"].keys() == {"activations", "parameters", "gradients", "states"}
     assert [row["name"] for row in data["reference"]] == ["fully_sharded"]
 
 
