@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -56,6 +56,7 @@ Factors = list[tuple[np.ndarray, np.ndarray]]
 SHAPING = ("sequence_parallel", "context_parallel", "fusion", "tp_chunks", "cuda_graph", "redundant_experts",
            "optimizer", "shared_expert_overlap")  # fmt: skip
 """Structure fields that decide which ops a row has and what they cost; recompute and precision stand beside them."""
+LayoutKey = tuple[Schedule, int, int, tuple[int, ...] | None, tuple[int, ...] | None]
 ROW_SIZES = ("tp", "cp", "ep", "etp", "micro_batch")
 ROW_FLAGS = ("overlap_cp",)
 """Overlaps that prices of a row depend on; where rows do not tell, the strategy does."""
@@ -307,7 +308,7 @@ class TableBuilder:
     quantile: float = MEDIAN  # of routing skew
     graph: OpGraph = field(init=False)
     recipe: PrecisionRecipe = field(init=False)
-    _layouts: dict[tuple[Schedule, int, int, tuple[int, ...] | None], int] = field(default_factory=dict, init=False)
+    _layouts: dict[LayoutKey, int] = field(default_factory=dict, init=False)
     _made: list[Layout] = field(default_factory=list, init=False)
     _programs: list[Program] = field(default_factory=lambda: [NO_PROGRAM], init=False)
     _places: dict[int, int] = field(default_factory=lambda: {id(NO_PROGRAM): 0}, init=False)  # of programs
@@ -321,10 +322,10 @@ class TableBuilder:
     def layout(self, schedule: Schedule, pp: int, vpp: int, layers: tuple[int, ...] | None = None) -> int:
         """Index of a layout, made on first use; `layers` where the strategy's layout is a rule that gave them."""
         chosen = layers if isinstance(self.strategy.layout, LayoutRule) else self.strategy.layout
-        key = (schedule, pp, vpp, chosen)
+        again = self.strategy.recompute_per_chunk
+        key = (schedule, pp, vpp, chosen, again)
         if key not in self._layouts:
             self._layouts[key] = len(self._made)
-            again = self.strategy.recompute_per_chunk
             made = layout_of(self.model, self.graph.kinds, schedule, pp, vpp, chosen, again)
             self._made.append(spread(made, self.system))
         return self._layouts[key]
@@ -343,7 +344,17 @@ class TableBuilder:
 
     def tables(self, rows: dict[str, np.ndarray], nets: dict[str, np.ndarray]) -> Tables:
         """Price `rows` (ROW_SIZES, each [R]) and `nets` (NET_SIZES, each [G]); pack the layouts seen so far."""
-        prices = self.prices(rows)
+        return self.pack(self.prices(rows), self.nets(nets), self.constants)
+
+    def beside(self, strategy: Strategy) -> TableBuilder:
+        """A builder for another layout rule of the same model, whose layouts stand in the same tables."""
+        other = replace(self, strategy=strategy)
+        other._layouts, other._made = self._layouts, self._made
+        other._programs, other._places = self._programs, self._places
+        return other
+
+    def pack(self, prices: PriceTable, nets: np.ndarray, constants: Constants) -> Tables:
+        """Tables of some prices and groups, with the layouts seen so far."""
         kinds, slots = prices.base.shape[1], max(lay.chunks_of.shape[1] for lay in self._made)
         sums = np.zeros(5, dtype=np.int64)  # classes, rows of `first`, ranks, chunks, leads so far
         where = []
@@ -357,14 +368,14 @@ class TableBuilder:
         ]
         made = Tables(
             base=prices.base, again=prices.again, hop_bytes=prices.hop_bytes, buffer_bytes=prices.buffer_bytes,
-            nets=self.nets(nets), counts=_joined([lay.counts[lay.classes] for lay in self._made]),
+            nets=nets, counts=_joined([lay.counts[lay.classes] for lay in self._made]),
             first=_joined([lay.first[lay.classes].reshape(-1, kinds) for lay in self._made]),
             held=_joined([lay.held for lay in self._made]),
             chunks=_joined(ranks).astype(np.int64),
             slots=_joined([lay.class_of[r] for lay, r in zip(self._made, ranks, strict=True)]),
             class_of=np.concatenate([lay.class_of for lay in self._made]),
             leads=np.concatenate([lay.leads for lay in self._made]),
-            layouts=np.array(where, dtype=np.int64), **_packed(self._programs), constants=self.constants,
+            layouts=np.array(where, dtype=np.int64), **_packed(self._programs), constants=constants,
         )  # fmt: skip
         return read_only(made)
 

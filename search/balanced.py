@@ -1,5 +1,8 @@
 """Layout `auto` in a space: one layout per structure, balanced on the seconds of its price row without recompute.
 
+Of variants of one structure (search/worlds.py) it is that of the first, for what tells them apart changes all layers
+much alike.
+
 Overlap of EP counts as on where the space offers it and the schedule allows it; other overlaps as off, for what they
 hide is much the same for every layer. Memory is left to the sweep, which holds every candidate against it.
 """
@@ -22,7 +25,10 @@ from estimator.step import distinct
 from estimator.strategy import LayoutRule, Schedule, Strategy
 from estimator.tables import ROW_SIZES, TableBuilder
 from hardware.system import SystemSpec
+from search.axes import OPEN, axis_values, strategy_of
+from search.legality import refusal_of
 from search.space import Space
+from search.worlds import VARIANT_AXES
 
 __all__ = ["LayoutFinder", "with_space_layout"]
 
@@ -116,12 +122,21 @@ def with_space_layout(space: Space, system: SystemSpec, strategy: Strategy) -> S
     """A candidate with the layout that the sweep gives its structure; None where that is the even one."""
     if strategy.layout is not LayoutRule.AUTO:
         return strategy
-    builder = TableBuilder(space.model, system, space.workload, strategy)
+    builder = TableBuilder(space.model, system, space.workload, _first_variant(space, system, strategy))
     sizes = {name: np.atleast_1d(np.asarray(size, dtype=np.float64)) for name, size in strategy.sizes().items()}
     finder = LayoutFinder(space, builder)
     layers = finder.known[finder.layers(strategy, sizes)[0]]
     even = even_layers(space.model.num_layers, len(layers))
     return replace(strategy, layout=None if layers == even else layers)
+
+
+def _first_variant(space: Space, system: SystemSpec, strategy: Strategy) -> Strategy:
+    """A strategy with the first value on each axis of variants, where there is a list of them."""
+    values = axis_values(strategy)
+    for name in VARIANT_AXES:
+        listed = (v for v in space.axes[name] if v is not OPEN and not refusal_of(space, system, name, v)[0])
+        values[name] = next(listed, values[name])
+    return strategy_of(values)
 
 
 def _alike(schedule: Schedule) -> Schedule:

@@ -30,6 +30,9 @@ __all__ = ["CASES", "Case", "machine", "selected"]
 
 SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "llama3_70b")
 MAIN = SPACES[0]
+WIDE = "deepseek_v3_wide"
+"""Every dimension open: candidates priced without pruning are those of structures drawn at random."""
+SWEPT = (WIDE, "llama3_70b_wide", "capacity_deepseek_v3")
 LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
 NUM_POINTS = 1_000_000
 NUM_CALLS = 30
@@ -256,6 +259,9 @@ def _cases() -> Iterator[Case]:
         yield Case(
             name=f"priced_per_s_core.{name}", unit="1/s", better="higher", measure=partial(_priced_per_s_core, name)
         )
+    yield Case(name=f"priced_per_s_core.{WIDE}", unit="1/s", better="higher", measure=partial(_priced_per_s_core, WIDE))
+    for name in SWEPT:
+        yield Case(name=f"sweep_s.{name}", unit="s", better="lower", measure=partial(_sweep_s, name))
     for name in SPACES:
         yield Case(name=f"sweep_s.{name}", unit="s", better="lower", measure=partial(_sweep_s, name))
         yield Case(name=f"launch_s.{name}", unit="s", better="lower", measure=partial(_launch_s, name))

@@ -8,6 +8,8 @@ Derived from the very functions that price a candidate, each option at its cheap
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from estimator.batch import fixed_bytes
@@ -23,11 +25,11 @@ from estimator.compose import (
     once_seconds,
     place_of,
     program_of,
-    rank_params,
 )
+from estimator.cost.table import Base
 from estimator.gradients import apart_seconds, update_seconds
 from estimator.jit import njit
-from estimator.keep import at_home, keep_of
+from estimator.keep import Keep, at_home, keep_of
 from estimator.memory import (
     ITEMS,
     RESERVED_FACTOR,
@@ -39,10 +41,14 @@ from estimator.memory import (
 )
 from estimator.span import in_flight_peak, owed_peak
 from estimator.span_codes import DUALPIPE, splits_backward
-from search.parts import Options, Part
+from search.parts import Kinds, Options, Part
 
-__all__ = ["CHEAPEST", "cheapest", "corners", "device", "least_seconds", "least_update", "seconds_scratch"]
+__all__ = [
+    "CHEAPEST", "cheapest", "corners", "device", "host_floor", "least_memory_of", "least_seconds", "least_update",
+    "new_corner", "seconds_scratch", "without_stage",
+]  # fmt: skip
 
+DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 NUM_ITEMS = len(ITEMS)
 CHEAPEST = 4
 """Row of the pseudo-choice of flags that is on every column the cheapest; rows 0 to 3 are 2 tp + ep."""
@@ -76,76 +82,131 @@ def cheapest(flags, cols, r):
 
 
 @njit(cache=True)
-def least_seconds(t, part, i, place, options, cols, r, out):
-    """Seconds of each class of chunks under the cheapest flags and the cheapest recompute: out [3, Q]."""
-    base, again = t.base[part.row[i]], t.again[part.row[i]][options.corner :]
+def least_seconds(t, row, flags, code, place, options, keep, floor, cols, r, out):
+    """Seconds of each class of chunks under the cheapest flags and the cheapest recompute: out [3, Q].
+
+    `floor` [Q, TRAFFIC]: what the host moves at least under any ZeRO stage (`host_floor`).
+    """
+    base, again = t.base[row], t.again[row][options.corner :]
     for q in range(4):
         choose_columns(base, again, q >> 1, q & 1, cols[q], r[q])
-    cheapest(part.flags[i], cols, r)
-    splits, keep = splits_backward(part.schedule[i]), at_home(keep_of(options.keep, 0, 0))
-    once, repeated, nothing = np.empty(ONCE), np.empty(AGAIN), np.zeros(TRAFFIC)
+    cheapest(flags, cols, r)
+    splits = splits_backward(code)
+    once, repeated = np.empty(ONCE), np.empty(AGAIN)
     for j in range(place.counts.shape[0]):
         once_seconds(place.counts, j, cols[CHEAPEST], once)
         again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)
-        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, keep, 0, nothing)
+        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, keep, 0, floor[j])
 
 
 @njit(cache=True)
-def least_update(t, part, i, place, options):
+def without_stage(keep):
+    """What is on the host, and nothing of what ZeRO moves."""
+    return Keep(0, 1, 1.0, keep.activations, keep.parameters, keep.gradients, keep.states)
+
+
+@njit(cache=True)
+def host_floor(zero, traffic):
+    """Keep of ZeRO's traffic [TRAFFIC] what the host moves, as shards where a stage that shards is a candidate."""
+    if zero[3] >= 0:
+        traffic[6] = min(traffic[6], traffic[7])
+    if zero[2] >= 0 or zero[3] >= 0:
+        traffic[8] = min(traffic[8], traffic[9])
+
+
+@njit(cache=True)
+def least_update(t, row, net, zero, place, keep, c):
     """Lower bound of the optimizer update: on each rank the cheapest ZeRO stage."""
-    net, c = t.nets[part.net[i]], t.constants
-    dense, expert = np.empty(part.pp[i]), np.empty(part.pp[i])
-    rank_params(place.held, t.base[part.row[i]], dense, expert)
-    update = 0.0
+    base, held, update = t.base[row], place.held, 0.0
     for rank in place.leads:
+        dense = 0.0
+        expert = 0.0
+        for k in range(held.shape[1]):
+            dense += held[rank, k] * base[k, DENSE]
+            expert += held[rank, k] * base[k, EXPERT]
         least = np.inf
         for z in range(4):
-            if part.zero[i, z] >= 0:
-                own = update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c)
-                least = min(least, own + apart_seconds(rank, place.held, t.base[part.row[i]], z, net, c))
+            if zero[z] >= 0:
+                own = update_seconds(dense, expert, keep_of(keep, z, 0), t.nets[net], c)
+                least = min(least, own + apart_seconds(rank, held, base, z, t.nets[net], c))
         update = max(update, least)
     return update
 
 
 @njit(cache=True)
-def _least_memory(t, part, i, place, options):
-    """Lower bound of memory: on each rank the cheapest ZeRO stage and the cheapest recompute, no buckets."""
+def least_memory_of(t, part, i, row, place, options, asked, x):
+    """Lower bound of memory: on each leading rank the cheapest ZeRO stage and the cheapest recompute, no buckets.
+
+    Ranks that others lead are left out: fewer ranks, no larger a maximum.
+    """
     p = part.pp[i]
-    base, again = t.base[part.row[i]], t.again[part.row[i]]
+    base, again = t.base[row], t.again[row]
     net, c = t.nets[part.net[i]], t.constants
-    num_classes = place.counts.shape[0]
-    saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
-    flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
+    num_classes, slots = place.counts.shape[0], place.slots.shape[1]
+    saved, live, owed, line = x.saved[:num_classes], x.live[:num_classes], x.owed[:num_classes], x.line
+    most = x.most[:num_classes]
+    flying, late = x.flying[:p, :slots], x.late[:, :p, :slots]
     made = program_of(t, part.program[i], p)
     in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], made, flying)
     owed_peak(part.schedule[i], p, part.m[i], made, late)
     chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, most, live)
     owed_bytes(place.counts, base, owed)
-    rest = 0.0 + (fixed_bytes(t.buffer_bytes[part.row[i]], t.hop_bytes[part.row[i]], p) + WORKSPACE_BYTES)
-    line = np.empty(NUM_ITEMS)
+    rest = 0.0 + (fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p) + WORKSPACE_BYTES)
     memory = 0.0
-    for rank in range(p):
+    for rank in place.leads:
         static = np.inf
         for z in range(4):
             if part.zero[i, z] >= 0:
                 for dp in range(2):  # overlap decides how much is gathered ahead
                     if part.flags[i, 3, dp] >= 0:
-                        keep = keep_of(options.keep, z, dp)
-                        static = min(static, static_bytes(rank, place.held, base, keep, net, c, line))
-        share = options.keep.activations
+                        static = min(static, static_bytes(rank, place.held, base, keep_of(asked, z, dp), net, c, line))
+        share = asked.activations
         moving = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
         memory = max(memory, (static + moving) + rest)
-    return memory
+    # A shade below, for the shares of a corner of several are none of their own, and round in their own way.
+    return memory * (1.0 - 1e-12)
+
+
+class Corner(NamedTuple):
+    """Scratch of `least_memory_of`, for the largest structure."""
+
+    saved: np.ndarray
+    most: np.ndarray
+    live: np.ndarray
+    owed: np.ndarray
+    flying: np.ndarray
+    late: np.ndarray
+    line: np.ndarray
 
 
 @njit(cache=True)
-def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories: np.ndarray) -> None:
-    """Lower bounds of each structure: `steps` (the busy time of its busiest rank, so cheap), `memories` [S]."""
+def new_corner(t):
+    """Scratch for the largest structure of these tables."""
+    most, ranks, slots = np.max(t.layouts[:, 1]), np.max(t.layouts[:, 5]), t.slots.shape[1]
+    return Corner(
+        np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty((ranks, slots)),
+        np.empty((2, ranks, slots)), np.empty(NUM_ITEMS),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def corners(t: Tables, part: Part, kinds: Kinds, options: Options, steps: np.ndarray, memories: np.ndarray) -> None:
+    """Lower bounds of each structure over all its variants [S]: `steps`, `memories`.
+
+    Of time it is the busy time of the busiest rank, so cheap.
+    """
     cols, r = seconds_scratch(1, t.base.shape[1])
-    seconds = np.empty((3, np.max(t.layouts[:, 1])))
+    most = np.max(t.layouts[:, 1])
+    seconds, nothing = np.empty((3, most)), np.zeros((most, TRAFFIC))
+    x = new_corner(t)
+    # All that may go to the host is there, and moves in no time.
+    least = Keep(0, 1, np.min(kinds.keeps[:, 1]), np.max(kinds.keeps[:, 2]), np.max(kinds.keeps[:, 3]),
+                 np.max(kinds.keeps[:, 4]), np.max(kinds.keeps[:, 5]))  # fmt: skip
+    home = at_home(least)
     for i in range(part.id.size):
         place = place_of(t, part.layout[i], part.pp[i])
-        least_seconds(t, part, i, place, options, cols, r, seconds)
+        row = kinds.prices[part.row[i], kinds.prices.shape[1] - 1]
+        least_seconds(t, row, part.flags[i], part.schedule[i], place, options, home, nothing, cols, r, seconds)
         each = part.m[i] / 2 if part.schedule[i] == DUALPIPE else part.m[i] * 1.0
         busy = 0.0
         for rank in place.leads:
@@ -153,6 +214,7 @@ def corners(t: Tables, part: Part, options: Options, steps: np.ndarray, memories
             for j in place.slots[rank]:
                 mine += seconds[0, j] + seconds[1, j] + seconds[2, j]
             busy = max(busy, each * mine)
+        update = (1.0 - least.states) * least_update(t, row, part.net[i], part.zero[i], place, home, t.constants)
         # A shade below, for the pipeline adds the same passes up in another order.
-        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, least_update(t, part, i, place, options), 0.0, t.constants)
-        memories[i] = _least_memory(t, part, i, place, options)
+        steps[i] = finish(busy * (1.0 - 1e-9), 0.0, update, 0.0, t.constants)
+        memories[i] = least_memory_of(t, part, i, row, place, options, least, x)

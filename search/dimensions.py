@@ -23,9 +23,12 @@ from search.free import Free, free_axes, skeleton
 from search.meshes import CHOICES, Meshes
 from search.space import Space
 from search.sweep import Plan, survey
-from search.worlds import OPTION_AXES, steps_of
+from search.worlds import KEEP_AXES, OPTION_AXES, VARIANT_AXES, steps_of
 
 __all__ = ["Dimensions"]
+
+UNDER = frozenset({*OPTION_AXES, *VARIANT_AXES, *KEEP_AXES})
+"""Axes that are swept under a structure."""
 
 SHARE = 0
 """Levels of a parameter that is a share in [0, 1] instead of a level."""
@@ -89,7 +92,7 @@ class Dimensions:
         axes: dict[str, tuple[Any, ...]] = {}
         for axis in AXES:
             values = self.plan.space.axes[axis.name]
-            options = axis.name in OPTION_AXES
+            options = axis.name in UNDER
             axes[axis.name] = values if options else (values[own // steps[axis.name] % len(values)],)
         at = iter(levels)
         for free in self.free:
@@ -101,8 +104,8 @@ class Dimensions:
         """Equal for codes that mean the same configuration."""
         if not self.free:
             return (code,)
-        space = self.narrowed(code)
-        values = (space.axes[axis.name][0] for axis in AXES if axis.name not in OPTION_AXES)
+        space, free = self.narrowed(code), {f.axis for f in self.free}
+        values = (space.axes[axis.name][0] for axis in AXES if axis.name not in UNDER or axis.name in free)
         return (self._structure_id(self.structure(code)), *values)
 
     def code_of(self, system: SystemSpec, strategy: Strategy) -> int | None:
@@ -113,7 +116,7 @@ class Dimensions:
         steps, free = steps_of(self.plan.space), {f.axis for f in self.free}
         for axis in AXES:
             known = self.plan.space.axes[axis.name]
-            if axis.name in OPTION_AXES or axis.name in free:
+            if axis.name in UNDER or axis.name in free:
                 continue
             if values[axis.name] not in known:
                 return None

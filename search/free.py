@@ -16,7 +16,7 @@ from estimator.strategy import Strategy
 from search.axes import axis_values
 from search.opened import OPENED, Free
 from search.space import Space
-from search.worlds import SIZES, WORLD_AXES
+from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES
 
 __all__ = ["MAX_GRID", "Free", "free_axes", "grid_size", "skeleton"]
 
@@ -51,7 +51,9 @@ def skeleton(space: Space, free: tuple[Free, ...] | list[Free]) -> Space:
 
 
 def _is_too_large(space: Space) -> bool:
-    return grid_size(space) > MAX_GRID or space.raw_size >= 2**62
+    # Each structure is legal under all of its variants or none, but their rows are priced one by one.
+    variants = math.prod(len(space.axes[name]) for name in VARIANT_AXES)
+    return grid_size(space) * variants > MAX_GRID or space.raw_size >= 2**62
 
 
 def _closed(name: str, space: Space) -> Free:

@@ -18,7 +18,7 @@ __all__ = ["derive", "passes", "set_options"]
 @njit(cache=True)
 def derive(f, c, step, memory):
     """Fill DERIVED; the operations are those of estimator/step.py: columns_of."""
-    tokens, chips, per_chip, bf16, price, power, co2, fixed = f.scale
+    tokens, chips, per_chip, bf16, price, power, co2 = f.scale
     v = f.values
     v[0] = step
     v[1] = tokens / step
@@ -32,7 +32,7 @@ def derive(f, c, step, memory):
     v[9] = memory * RESERVED_FACTOR
     v[10] = memory * RESERVED_FACTOR + c.context_bytes
     v[11] = chips
-    v[12] = fixed
+    v[12] = c.fixed_host_s
 
 
 @njit(cache=True)
@@ -47,10 +47,18 @@ def passes(f):
 
 
 @njit(cache=True)
-def set_options(f, i, options, o, layers, z, tp, ep, pp, dp, bucket):
-    """Write OPTION_VALUES and the structure's own values behind the derived columns."""
+def set_options(f, i, variant, keep, replicas, options, o, layers, z, tp, ep, pp, dp, bucket):
+    """Write OPTION_VALUES, the structure's own values and those of its variant behind the derived columns."""
     v, start = f.values, NUM_DERIVED
     v[start : start + 7] = np.array([layers * 1.0, z * 1.0, tp * 1.0, ep * 1.0, pp * 1.0, dp * 1.0, bucket])
     v[start + 7] = options.plain_codes[o] if o < options.plain_codes.size else options.block_code
+    v[start + 8] = replicas if z > 0 else 1.0  # ZeRO-0 does not see them
+    v[start + 9], v[start + 10] = keep.reshard, keep.prefetch
+    v[start + 11], v[start + 12] = keep.activations, keep.parameters
+    v[start + 13], v[start + 14] = keep.gradients, keep.states
+    start += 15
     for j in range(f.own.shape[1]):
-        v[start + 8 + j] = f.own[i, j]
+        v[start + j] = f.own[i, j]
+    start += f.own.shape[1]
+    for j in range(f.of_variant.shape[1]):
+        v[start + j] = f.of_variant[variant, j]

@@ -16,9 +16,9 @@ from estimator.model import ModelSpec
 from estimator.rules import paired
 from estimator.strategy import Chunks, Module, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
-from search.worlds import FLAGS
 
-__all__ = ["drop_repeats", "effective", "refused_overlaps", "shares_weights", "without_idle_options"]
+__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "refused_overlaps", "shares_weights",
+           "without_idle_options"]  # fmt: skip
 
 Columns = dict[str, np.ndarray]
 
@@ -36,6 +36,7 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     off |= {"dp_replicate": 1} if stage == 0 else {}
     off |= {"reshard_after_forward": 1} if stage < 3 else {}
     off |= {"prefetch_blocks": 1} if stage < 3 or not dp_overlap else {}
+    off |= {"overlap_cp": 1} if s.cp == 1 else {}
     off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
     if s.schedule is not Schedule.INTERLEAVED or s.interleave_group == s.pp:
         s = replace(s, interleave_group=0)
@@ -79,18 +80,22 @@ def shares_weights(s: Columns) -> np.ndarray:
     return np.asarray((s["dp"] * s["cp"] * s["copies"] > 1) | (s["edp"] > 1))
 
 
-def drop_repeats(places: dict[str, int], s: Columns, shared: np.ndarray, flags: np.ndarray, zero: np.ndarray) -> None:
-    """Take options out that the first world has already, for this one differs only in what they leave unused.
+NEEDS = ("tp_chunks", "expert_bucket_bytes")
+"""Axes of variants whose further values mean something beside overlap alone: of TP, of DP below ZeRO-3."""
 
-    Pieces of tensor-parallel traffic without its overlap; buckets of experts without overlap or under ZeRO-3; what
-    ZeRO-3 gathers when under other stages, and how far ahead without overlap.
+IDLE_VARIANTS = ("tp_chunks", "overlap_cp", "shared_expert_overlap", "expert_bucket_bytes")
+"""Axes of variants that have no effect on some sizes."""
+
+
+def idle_variants(model: ModelSpec, s: Columns) -> Columns:
+    """Structures on which an axis of IDLE_VARIANTS has no effect, so that its first value stands for all.
+
+    `s`: sizes as rules.Case has them, or of price rows alone, on which buckets have none anyhow.
     """
-    if places["tp_chunks"]:
-        flags[s["tp"] > 1, FLAGS.index("tp"), 0] = -1
-    if places["expert_bucket_bytes"]:
-        flags[shared, FLAGS.index("dp"), 0] = -1
-        zero[shared, 3] = -1
-    if places["reshard_after_forward"] or places["prefetch_blocks"]:
-        zero[shared, :3] = -1
-    if places["prefetch_blocks"]:
-        flags[shared, FLAGS.index("dp"), 0] = -1
+    alone = ~shares_weights(s) if "edp" in s else np.ones(s["tp"].shape, dtype=bool)
+    has_shared = model.moe is not None and model.moe.num_shared_experts > 0
+    return {
+        "tp_chunks": s["tp"] == 1, "overlap_cp": s["cp"] == 1,
+        "shared_expert_overlap": (s["ep"] == 1) | (not has_shared),
+        "expert_bucket_bytes": alone if model.moe is not None else np.ones(s["tp"].shape, dtype=bool),
+    }  # fmt: skip

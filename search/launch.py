@@ -23,6 +23,7 @@ from results.store import RunFolder
 from search.candidates import compose_ids
 from search.choice import Choice, check_searchable, choose
 from search.finalists import finalists
+from search.fold import folded
 from search.nest import COUNTS
 from search.pool import BlockDone, BlockFailed, InlinePool, RayPool, WorkerFactory
 from search.replays import replay_finalists
@@ -41,13 +42,16 @@ TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search re
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
     """A new run of `space`. Raises NothingFeasible with the run folder written, Interrupted once there is one."""
+    space, _ = folded(space)
     with begin(space, options) as run:
         return _replay(_carry_out(run, space, options, progress), space, options, progress)
 
 
 def begin(space: Space, options: LaunchOptions) -> RunFolder:
     """The folder of a run that has not started: `resume` carries it out."""
-    manifest = {"seed": space.options.seed if options.seed is None else options.seed, "versions": _versions()}
+    space, told = folded(space)
+    seed = space.options.seed if options.seed is None else options.seed
+    manifest = {"seed": seed, "versions": _versions(), "notices": list(told)}
     return RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest)
 
 

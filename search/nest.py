@@ -17,6 +17,7 @@ import numpy as np
 
 from estimator.compose import (
     PASSES,
+    Constants,
     Net,
     Tables,
     chunk_seconds,
@@ -29,16 +30,26 @@ from estimator.compose import (
 )
 from estimator.gradients import cover_of, hidden_behind
 from estimator.jit import njit
-from estimator.keep import at_home, keep_of
+from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
 from estimator.span_codes import splits_backward
-from search.bounds import CHEAPEST, corners, device, least_seconds, least_update, seconds_scratch
+from search.bounds import (
+    CHEAPEST,
+    corners,
+    device,
+    least_memory_of,
+    least_seconds,
+    least_update,
+    new_corner,
+    seconds_scratch,
+    without_stage,
+)
 from search.gate import derive, passes, set_options
-from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part
-from search.scratch import Job, fill_bytes, fill_seconds, least_memory, new_scratch
+from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Kinds, Options, Part
+from search.scratch import Job, fill_bytes, fill_seconds, fill_traffic, least_memory, new_scratch
 from search.staircase import Staircase, beater, insert, is_beaten
 
-__all__ = ["COUNTS", "DERIVED", "OPTION_VALUES", "Filter", "Options", "Part", "corners", "sweep"]
+__all__ = ["COUNTS", "DERIVED", "OPTION_VALUES", "Filter", "Kinds", "Options", "Part", "corners", "sweep"]
 
 HOP_BYTE, HOP_LAT = int(Net.HOP_PER_BYTE), int(Net.HOP_LATENCY)
 KINDS_OF_ZERO = 5
@@ -52,58 +63,153 @@ def _beaten(front, options, step, memory):
 
 @njit(cache=True)
 def sweep(
-    t: Tables, part: Part, options: Options, constraints: Filter, front: Staircase, prune: bool, lows: np.ndarray,
-    counts_out: np.ndarray,
+    t: Tables, part: Part, kinds: Kinds, options: Options, constraints: Filter, front: Staircase, prune: bool,
+    lows: np.ndarray, counts_out: np.ndarray,
 ) -> None:  # fmt: skip
     """Offer every candidate of these structures to `front`; `lows` [S, 2] are their corners, COUNTS are added up."""
-    c = t.constants
-    x = new_scratch(t, options)
+    x, corner = new_scratch(t, options), new_corner(t)
     cols, r = seconds_scratch(1, t.base.shape[1])
-    seconds = np.empty((3, x.traffic.shape[0]))
-    lane_o, lane_g, lane_kind = np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64)
-    num_plain = options.plain.shape[0]
+    scratch = (cols, r, np.empty((3, x.traffic.shape[0])))
+    lanes = np.zeros((3, WIDTH), np.int64)
+    some, open_at_all = kinds.keep_ids.size > 1, np.empty(x.wanted.shape, np.bool_)
     for i in range(part.id.size):
         counts_out[0] += 1
         counts_out[1] += part.legal[i]
         if prune and _beaten(front, options, lows[i, 0], lows[i, 1]):
             continue
-        if device(lows[i, 1], c) > c.capacity_bytes:
+        if device(lows[i, 1], t.constants) > t.constants.capacity_bytes:
             counts_out[4] += part.legal[i]
             continue
-        net = t.nets[part.net[i]]
-        hop = t.hop_bytes[part.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
-        job = Job(
-            i, part.schedule[i], part.pp[i], part.vpp[i], part.m[i], hop, part.id[i], num_plain + part.num_blocks[i],
-            num_plain, part.flags[i], part.zero[i], lane_o, lane_g, lane_kind,
-        )  # fmt: skip
-        place, made = place_of(t, part.layout[i], job.p), program_of(t, part.program[i], job.p)
-        if prune:
-            # The corner takes the place of recompute 0, whose own seconds come later.
-            least_seconds(t, part, i, place, options, cols, r, seconds)
-            for j in range(place.counts.shape[0]):
-                x.once[CHEAPEST, j] = 0.0
-                x.once[CHEAPEST, j, :3] = seconds[:, j]
-                x.again[CHEAPEST, 0, j] = 0.0
-            x.fits[:] = False
-            x.fits[0] = True
-            _fill_least(job, place, made, options, x)
-            low_step = finish(x.least[0], 0.0, least_update(t, part, i, place, options), 0.0, c)
-            if _beaten(front, options, low_step, lows[i, 1]):
+        place, made = place_of(t, part.layout[i], part.pp[i]), program_of(t, part.program[i], part.pp[i])
+        members = kinds.members[kinds.kits[part.kit[i]] : kinds.kits[part.kit[i] + 1]]
+        group = kinds.prices[part.row[i], kinds.prices.shape[1] - 1]
+        for k in range(kinds.keep_ids.size):
+            if part.shared[i] == 0 and kinds.keep_needs[k, 0]:
                 continue
-        else:
-            low_step = 0.0
-        fill_bytes(t, part, job, place, made, options, x)
-        fill_seconds(t, part, job, place, options, prune, x)
-        if prune:
-            _drop(job, options, front, low_step, x)
-            _fill_least(job, place, made, options, x)
-        _open(c, job, options, front, prune, counts_out, x)
-        for pp in range(2):
-            kind = o = pair = 0
-            while job.flags[2, pp] >= 0 and kind < KINDS_OF_ZERO:
-                n, kind, o, pair = _next_lanes(job, x.is_open, kind, o, pair)
-                if n > 0:
-                    _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n)
+            low = lows[i, 1]
+            if prune and some:
+                asked = keep_at(kinds.keeps[k])
+                low = max(low, least_memory_of(t, part, i, group, place, options, asked, corner))
+                if _beaten(front, options, lows[i, 0], low):
+                    continue
+            open_at_all[:] = True
+            if prune and members.size > 1:
+                x.wanted[:] = True
+                job = _job(t, part, i, kinds, k, -1, options, lanes, x)
+                found = _look(t, t.constants, job, place, made, options, front, prune, scratch, low, counts_out, x)
+                _count_unfit(job, kinds, k, members, options, counts_out, x)
+                if not found:
+                    continue
+                low = np.inf
+                for ep in range(2):
+                    for z in range(4):
+                        for o in range(job.num):
+                            open_at_all[ep, z, o] = x.is_open[ep, z, o]
+                            if x.is_open[ep, z, o]:
+                                low = min(low, least_memory(x.memory[ep, z], z, o))
+            for variant in members:
+                if not kinds.pairs[variant, k] or (kinds.needs[variant, 1] and kinds.keep_needs[k, 0]):
+                    continue  # refused, or buckets below ZeRO-3 with gathers of ZeRO-3
+                c = constants_of(kinds.constants[variant])
+                x.wanted[:] = open_at_all
+                job = _job(t, part, i, kinds, k, variant, options, lanes, x)
+                if not _look(t, c, job, place, made, options, front, prune, scratch, low, counts_out, x):
+                    continue
+                for pp in range(2):
+                    kind = o = pair = 0
+                    while job.flags[2, pp] >= 0 and kind < KINDS_OF_ZERO:
+                        n, kind, o, pair = _next_lanes(job, x.is_open, kind, o, pair)
+                        if n > 0:
+                            _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n)
+
+
+@njit(cache=True)
+def keep_at(row):
+    """What one entry of Kinds.keeps asks for under any ZeRO stage."""
+    return Keep(0, int(row[0]), row[1], row[2], row[3], row[4], row[5])
+
+
+@njit(cache=True)
+def constants_of(row):
+    """The numbers of one variant."""
+    return Constants(
+        row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11], row[12],
+        row[13], row[14],
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _job(t, part, i, kinds, k, variant, options, lanes, x):
+    """One variant of a structure, or with -1 all of them at their cheapest, under one way to keep."""
+    flags, zero = x.flags, x.zero
+    flags[:], zero[:] = part.flags[i], part.zero[i]
+    price, key = kinds.prices.shape[1] - 1, part.id[i] + kinds.keep_ids[k]
+    if kinds.keep_needs[k, 0]:
+        zero[:3] = -1
+    if kinds.keep_needs[k, 1]:
+        flags[3, 0] = -1
+    if variant >= 0:
+        price, key = kinds.price[variant], key + kinds.ids[variant]
+        if kinds.needs[variant, 0]:
+            flags[0, 0] = -1
+        if kinds.needs[variant, 1]:
+            flags[3, 0] = -1
+            zero[3] = -1
+    row = kinds.prices[part.row[i], price]
+    net, num_plain = t.nets[part.net[i]], options.plain.shape[0]
+    hop = t.hop_bytes[row] * net[HOP_BYTE] + net[HOP_LAT]
+    return Job(
+        i, variant, row, part.net[i], part.schedule[i], part.pp[i], part.vpp[i], part.m[i], hop, key,
+        num_plain + part.num_blocks[i], num_plain, flags, zero, keep_at(kinds.keeps[k]), part.replicas[i] * 1.0,
+        lanes[0], lanes[1], lanes[2],
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _look(t, c, job, place, made, options, front, prune, scratch, low, counts_out, x):
+    """Fill the scratch of one job, and `is_open`; whether anything is. `low`: memory that no candidate undercuts."""
+    low_step = 0.0
+    fill_traffic(t, c, job, place, x)
+    if prune:
+        # The corner takes the place of recompute 0, whose own seconds come later.
+        cols, r, seconds = scratch
+        keep = without_stage(job.keep)
+        least_seconds(t, job.row, job.flags, job.code, place, options, keep, x.floor, cols, r, seconds)
+        for j in range(place.counts.shape[0]):
+            x.once[CHEAPEST, j] = 0.0
+            x.once[CHEAPEST, j, :3] = seconds[:, j]
+            x.again[CHEAPEST, 0, j] = 0.0
+        x.fits[:] = False
+        x.fits[0] = True
+        _fill_least(job, place, made, x)
+        update = least_update(t, job.row, job.net, job.zero, place, job.keep, c)
+        low_step = finish(x.least[0], 0.0, update, 0.0, c)
+        if _beaten(front, options, low_step, low):
+            x.memory[:, :, : job.num, :2] = 0.0
+            return False
+    fill_bytes(t, c, job, place, made, options, x)
+    if prune:
+        _drop(job, options, front, low_step, x)
+    fill_seconds(t, job, place, options, prune, x)
+    if prune:
+        _fill_least(job, place, made, x)
+    return _open(c, job, options, front, prune, counts_out, x)
+
+
+@njit(cache=True)
+def _count_unfit(job, kinds, k, members, options, counts_out, x):
+    """Count the candidates of all variants that do not fit even at their cheapest."""
+    for ep in range(2):
+        for z in range(4):
+            if job.zero[z] < 0 or job.flags[1, ep] < 0:
+                continue
+            num = 0
+            for o in range(job.num):
+                num += least_memory(x.memory[ep, z], z, o) == np.inf
+            for variant in members if num > 0 else members[:0]:
+                if kinds.pairs[variant, k]:
+                    needs = kinds.needs[variant]
+                    counts_out[4] += num * _candidates(job, z, options.buckets.size, needs[0], needs[1])
 
 
 @njit(cache=True)
@@ -119,7 +225,7 @@ def _drop(job, options, front, low_step, x):
 
 
 @njit(cache=True)
-def _fill_least(job, place, made, options, x):
+def _fill_least(job, place, made, x):
     """Span of each recompute in `fits` under the cheapest flags.
 
     The shorter of blocking and overlapped sends, where both are candidates.
@@ -135,7 +241,7 @@ def _fill_least(job, place, made, options, x):
             n += 1
         if n == WIDTH or (o == job.num - 1 and n > 0):
             lane_o[n:] = lane_o[0]
-            _fill_classes(job, place, at_home(options.keep), x.once, x.again, x.traffic, True, classes)
+            _fill_classes(job, place, without_stage(job.keep), x.once, x.again, x.floor, True, classes)
             for lane in range(n):
                 least[lane_o[lane]] = np.inf
             for pp in range(2):
@@ -151,21 +257,25 @@ def _fill_least(job, place, made, options, x):
 
 @njit(cache=True)
 def _open(c, job, options, front, prune, counts_out, x):
-    """Which recomputes fit without and with EP overlap under each ZeRO stage, and may add to the front."""
-    memory, is_open, least = x.memory, x.is_open, x.least
+    """Which recomputes fit without and with EP overlap under each ZeRO stage, and may add to the front; whether any."""
+    memory, is_open, least, wanted = x.memory, x.is_open, x.least, x.wanted
+    found = False
     for ep in range(2):
         for z in range(4):
             for o in range(job.num):
-                if job.zero[z] < 0 or job.flags[1, ep] < 0:
-                    is_open[ep, z, o] = False
+                is_open[ep, z, o] = False
+                if job.zero[z] < 0 or job.flags[1, ep] < 0 or not wanted[ep, z, o]:
                     continue
                 bare = least_memory(memory[ep, z], z, o)
                 is_open[ep, z, o] = bare < np.inf
                 if bare == np.inf:
-                    counts_out[4] += _candidates(job, z, options.buckets.size)
+                    if job.variant >= 0:
+                        counts_out[4] += _candidates(job, z, options.buckets.size, 0, 0)
                 elif prune:
                     step = finish(least[o], 0.0, x.update[z], 0.0, c)
                     is_open[ep, z, o] = x.fits[o] and not _beaten(front, options, step, bare)
+                found |= is_open[ep, z, o]
+    return found
 
 
 @njit(cache=True)
@@ -226,7 +336,7 @@ def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
 def _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
     leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
-    _fill_classes(job, place, options.keep, x.once, x.again, x.traffic, pp == 0, classes)
+    _fill_classes(job, place, job.keep, x.once, x.again, x.traffic, pp == 0, classes)
     span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m, made)
     rank_windows(place.leads, place.slots, classes, covers)
     for i in range(2 * leads):
@@ -325,7 +435,10 @@ def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp
             bucket = options.buckets[column - 1] if column > 0 else 0.0
             derive(constraints, c, step, memory)
             layers = options.told_layers[o - job.num_plain] if o >= job.num_plain else 0
-            set_options(constraints, job.i, options, o, layers, z, tp, ep, pp, dp, bucket)
+            keep = keep_of(job.keep, z, dp)
+            set_options(
+                constraints, job.i, job.variant, keep, job.replicas, options, o, layers, z, tp, ep, pp, dp, bucket
+            )
             if not passes(constraints):
                 continue
         key = job.id + job.zero[z] + flags[0, tp] + flags[1, ep] + flags[2, pp] + flags[3, dp]
@@ -335,11 +448,10 @@ def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp
 
 
 @njit(cache=True)
-def _candidates(job, z, num_buckets):
+def _candidates(job, z, num_buckets, needs_tp, needs_dp):
     """Candidates under one ZeRO stage, one recompute choice, and EP overlap off or on."""
-    ways = 1
-    for flag in (0, 2):
-        ways *= (job.flags[flag, 0] >= 0) + (job.flags[flag, 1] >= 0)
-    off = 1 if job.flags[3, 0] >= 0 else 0
-    on = 1 if job.flags[3, 1] >= 0 else 0
+    tp = (job.flags[0, 0] >= 0 and not needs_tp) + (job.flags[0, 1] >= 0)
+    ways = tp * ((job.flags[2, 0] >= 0) + (job.flags[2, 1] >= 0))
+    off = 1 if job.flags[3, 0] >= 0 and not needs_dp else 0
+    on = 1 if job.flags[3, 1] >= 0 and (z < 3 or not needs_dp) else 0
     return ways * (off + on * (num_buckets if z < 3 else 1))

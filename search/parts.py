@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.keep import Keep
-
-__all__ = ["COUNTS", "DERIVED", "NUM_DERIVED", "OPTION_VALUES", "Filter", "Options", "Part"]
+__all__ = ["COUNTS", "DERIVED", "NUM_DERIVED", "OPTION_VALUES", "Filter", "Kinds", "Options", "Part"]
 
 COUNTS = ("structures", "covered", "fits", "priced", "out_of_memory")
 DERIVED = (
@@ -18,7 +16,8 @@ DERIVED = (
 )  # fmt: skip
 """Columns that follow from step time and memory alone, in the order in which `_derive` fills them."""
 OPTION_VALUES = ("recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
-                 "bucket_bytes", "recompute")  # fmt: skip
+                 "bucket_bytes", "recompute", "dp_replicate", "reshard_after_forward", "prefetch_blocks",
+                 "offload_activations", "offload_parameters", "offload_gradients", "offload_states")  # fmt: skip
 
 
 NUM_DERIVED = len(DERIVED)
@@ -28,7 +27,10 @@ class Part(NamedTuple):
     """Columns of the structures of one world (search/structures.py)."""
 
     row: np.ndarray
+    kit: np.ndarray
     net: np.ndarray
+    shared: np.ndarray
+    replicas: np.ndarray
     layout: np.ndarray
     schedule: np.ndarray
     program: np.ndarray
@@ -42,11 +44,28 @@ class Part(NamedTuple):
     legal: np.ndarray
 
 
-class Options(NamedTuple):
-    """Option axes of one world; `corner` is the index of the cheapest pseudo-choice on the tables' recompute axis.
+class Kinds(NamedTuple):
+    """Variants of the structures of one world, and what they keep where (search/worlds.py); `prices` as World has it.
 
-    `keep` is what the world asks for under any ZeRO stage.
+    `keeps` [N, 6]: resharding, prefetch and the four shares on the host. `pairs` [variants, N]: whether rules let both
+    stand together.
     """
+
+    prices: np.ndarray
+    ids: np.ndarray
+    price: np.ndarray
+    constants: np.ndarray
+    needs: np.ndarray
+    kits: np.ndarray
+    members: np.ndarray
+    keeps: np.ndarray
+    keep_ids: np.ndarray
+    keep_needs: np.ndarray
+    pairs: np.ndarray
+
+
+class Options(NamedTuple):
+    """Option axes of one world; `corner` is the index of the cheapest pseudo-choice on the tables' recompute axis."""
 
     plain: np.ndarray
     plain_codes: np.ndarray
@@ -57,7 +76,6 @@ class Options(NamedTuple):
     buckets: np.ndarray
     bucket_ids: np.ndarray
     corner: int
-    keep: Keep
     use_step: bool
     use_memory: bool
 
@@ -65,8 +83,8 @@ class Options(NamedTuple):
 class Filter(NamedTuple):
     """Constraints as postfix programs, concatenated: `ends` [C].
 
-    `values` [V]: scratch (DERIVED, OPTION_VALUES, then the structure's own values from `own` [S, W]); `scale` [8] turns
-    step time into columns.
+    `values` [V]: scratch (DERIVED, OPTION_VALUES, then the structure's own values from `own` [S, W], and its variant's
+    from `of_variant` [variants, X]); `scale` [7] turns step time into columns.
     """
 
     opcodes: np.ndarray
@@ -75,4 +93,5 @@ class Filter(NamedTuple):
     values: np.ndarray
     stack: np.ndarray
     own: np.ndarray
+    of_variant: np.ndarray
     scale: np.ndarray

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from results.pareto import non_dominated
-from search.candidates import batches, compose_ids, known_values
+from search.candidates import compose_ids, known_values, lean
 from search.dimensions import Dimensions
 from search.nest import COUNTS
 from search.space import Space
@@ -21,7 +21,6 @@ from search.sweep import Plan, SweepWorker, survey
 
 __all__ = ["Priced", "Pricer", "objectives_of"]
 
-ENUMERATED = 1 << 16  # candidates composed at a time where all are looked at
 PRICED = COUNTS.index("priced")
 MEMORY, CONSTRAINTS = "memory", "constraints"
 
@@ -118,13 +117,10 @@ def _best(worker: SweepWorker, index: np.ndarray, bounded: bool) -> np.ndarray:
 
 def _smallest(plan: Plan) -> np.ndarray:
     """The candidate that needs the least memory [1]."""
-    best, least = np.zeros(1, np.int64), np.inf
-    for ids in batches(plan.enumeration, np.zeros(1, np.int64), ENUMERATED):
-        memory = compose_ids(plan.space, plan.enumeration, ids)["device_memory_bytes"]
-        at = int(np.argmin(memory))
-        if memory[at] < least:
-            best, least = ids[at : at + 1], float(memory[at])
-    return best
+    structures = plan.enumeration.structures
+    ids = lean(plan.enumeration.worlds[structures.world[0]], structures, 0)
+    at = int(np.argmin(compose_ids(plan.space, plan.enumeration, ids)["device_memory_bytes"]))
+    return ids[at : at + 1]
 
 
 def _scalar(space: Space, values: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from estimator.gradients import (
     update_seconds,
 )
 from estimator.jit import njit
-from estimator.keep import keep_of, uses_host
+from estimator.keep import Keep, keep_of, uses_host
 from estimator.lanes import WIDTH
 from estimator.memory import (
     ITEMS,
@@ -49,9 +49,9 @@ from estimator.memory import (
 )
 from estimator.span import in_flight_peak, owed_peak, scratch_rows
 from estimator.span_codes import holds_pairs
-from search.bounds import CHEAPEST, cheapest, device, seconds_scratch
+from search.bounds import CHEAPEST, cheapest, device, host_floor, seconds_scratch
 
-__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "least_memory", "new_scratch"]
+__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "fill_traffic", "least_memory", "new_scratch"]
 
 NUM_ITEMS = len(ITEMS)
 
@@ -66,10 +66,11 @@ class Scratch(NamedTuple):
     Per recompute: `moving`, `total`, `kept` (activations in flight, wherever they are) [recomputes, p], `memory`
     [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage; bare, then per bucket, and of stage 3 without and with
     overlap; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
-    any of those), `least` [recomputes].
+    any of those), `least` [recomputes], `wanted` [2, 4, recomputes]: what the corner of all variants leaves open.
 
     Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
-    [4, buckets, leads, 4], total and least of each (of stage 3 in the first), `update` [4].
+    [4, buckets, leads, 4], total and least of each (of stage 3 in the first), `update` [4]. `floor`: of `traffic` what
+    the host moves at least.
 
     In lanes: `classes` [PASSES Q], `chunks` [PASSES C], `pipe`, `covers` [2 leads], `held` [1 + buckets] (memory),
     `witness` [2] (the point that beat a lane's last candidate: it often beats the next), `out` [2].
@@ -82,11 +83,15 @@ class Scratch(NamedTuple):
     traffic: np.ndarray
     moving: np.ndarray
     total: np.ndarray
-    kept: np.ndarray
     memory: np.ndarray
     is_open: np.ndarray
     fits: np.ndarray
     least: np.ndarray
+    wanted: np.ndarray
+    flags: np.ndarray
+    zero: np.ndarray
+    kept: np.ndarray
+    floor: np.ndarray
     plain: np.ndarray
     terms: np.ndarray
     update: np.ndarray
@@ -100,13 +105,16 @@ class Scratch(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One structure: its columns, and the lanes at work.
+    """One variant of a structure, or all of them at their cheapest (-1): its columns, and the lanes at work.
 
     Each lane is a recompute `o` under flags `g` (2 tp + ep) and a pipeline `kind` of ZeRO and DP overlap: 0 for stages
     0 and 1, then stages 2 and 3, each without and with overlap.
     """
 
     i: int
+    variant: int
+    row: int
+    net: int
     code: int
     p: int
     v: int
@@ -117,6 +125,8 @@ class Job(NamedTuple):
     num_plain: int
     flags: np.ndarray
     zero: np.ndarray
+    keep: Keep
+    replicas: float
     o: np.ndarray
     g: np.ndarray
     kind: np.ndarray
@@ -133,8 +143,9 @@ def new_scratch(t, options):
     walked = np.max(t.programs[:, 10] + t.programs[:, 11])  # rows of a program
     return Scratch(
         cols, r, np.empty((5, most, ONCE)), np.empty((5, num, most, AGAIN)), np.empty((most, TRAFFIC)),
-        np.empty((num, ranks)), np.empty((num, ranks)), np.zeros((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
-        np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num),
+        np.empty((num, ranks)), np.empty((num, ranks)), np.empty((2, 4, num, 1 + buckets)),
+        np.empty((2, 4, num), np.bool_), np.empty(num, np.bool_), np.empty(num), np.empty((2, 4, num), np.bool_),
+        np.empty((4, 2), np.int64), np.empty(4, np.int64), np.zeros((num, ranks)), np.empty((most, TRAFFIC)),
         np.zeros((4, 2)), np.empty((4, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
         np.empty((PASSES * deepest, WIDTH)), np.empty((max(scratch_rows(ranks), walked), WIDTH)),
         np.empty((2 * leads, WIDTH)), np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
@@ -148,16 +159,24 @@ def choice_of(options, num_plain, o):
 
 
 @njit(cache=True)
-def fill_seconds(t, part, job, place, options, prune, x):
-    """Seconds of every class of chunks under every pair of flags and recompute, and of ZeRO's traffic."""
-    base, again, net = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]]
-    cols, r, once, repeated, traffic = x.cols, x.r, x.once, x.again, x.traffic
+def fill_traffic(t, c, job, place, x):
+    """What ZeRO and the host move for every class of chunks, and of that the least."""
+    base, net, traffic, floor = t.base[job.row], t.nets[job.net], x.traffic, x.floor
+    for j in range(place.counts.shape[0]):
+        zero_traffic(place.counts, j, base, net, c, traffic[j])
+        floor[j] = traffic[j]
+        host_floor(job.zero, floor[j])
+
+
+@njit(cache=True)
+def fill_seconds(t, job, place, options, prune, x):
+    """Seconds of every class of chunks under every pair of flags and recompute."""
+    base, again = t.base[job.row], t.again[job.row]
+    cols, r, once, repeated = x.cols, x.r, x.once, x.again
     for g in range(4):
         choose_columns(base, again, g >> 1, g & 1, cols[g], r[g])
     cheapest(job.flags, cols, r)
-    for j in range(place.counts.shape[0]):
-        zero_traffic(place.counts, j, base, net, t.constants, traffic[j])
-    for g in range(5):
+    for g in range(CHEAPEST if job.variant < 0 else 0, 5):
         if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
             for j in range(place.counts.shape[0]):
                 once_seconds(place.counts, j, cols[g], once[g, j])
@@ -165,26 +184,26 @@ def fill_seconds(t, part, job, place, options, prune, x):
         if not x.fits[o]:
             continue
         choice, layers = choice_of(options, job.num_plain, o)
-        for g in range(5 if prune else 4):
+        for g in range(CHEAPEST if job.variant < 0 else 0, 5 if prune else 4):
             if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
                 for j in range(place.counts.shape[0]):
                     again_seconds(place.counts, place.first, j, layers, choice, r[g], repeated[g, o, j])
 
 
 @njit(cache=True)
-def fill_bytes(t, part, job, place, made, options, x):
-    """What depends on ZeRO and recompute alone: memory, data-parallel traffic, update."""
-    base, again, net, c = t.base[part.row[job.i]], t.again[part.row[job.i]], t.nets[part.net[job.i]], t.constants
+def fill_bytes(t, c, job, place, made, options, x):
+    """What depends on ZeRO and recompute alone, of those that are wanted: memory, data-parallel traffic, update."""
+    base, again, net = t.base[job.row], t.again[job.row], t.nets[job.net]
     p, num_classes = job.p, place.counts.shape[0]
     dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
     rank_params(place.held, base, dense, expert)
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
-    line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(options.keep)
+    line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(job.keep)
     late = np.empty((2, p, place.slots.shape[1]))
     owed_peak(job.code, p, job.m, made, late)
     owed_bytes(place.counts, base, owed)
     moving, plain, update = x.moving, x.plain, x.update
-    fixed = fixed_bytes(t.buffer_bytes[part.row[job.i]], t.hop_bytes[part.row[job.i]], p) + WORKSPACE_BYTES
+    fixed = fixed_bytes(t.buffer_bytes[job.row], t.hop_bytes[job.row], p) + WORKSPACE_BYTES
     staged = np.empty((options.buckets.size, p))
     x.fits[:] = False
     x.memory[:, :, : job.num, :2] = np.inf
@@ -195,29 +214,33 @@ def fill_bytes(t, part, job, place, made, options, x):
         in_flight_peak(job.code, p, job.v, job.m, made, flying)
         second_set(holds_pairs(job.code), ep, flying)
         for o in range(job.num):
+            if not (x.wanted[ep, 0, o] or x.wanted[ep, 1, o] or x.wanted[ep, 2, o] or x.wanted[ep, 3, o]):
+                continue
             choice, layers = choice_of(options, job.num_plain, o)
             chunk_bytes(place.counts, place.first, layers, again, choice, saved, most, live)
             for rank in range(p):
-                share = options.keep.activations
+                share = job.keep.activations
                 moving[o, rank] = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
                 if offloads:
                     x.kept[o, rank] = kept_bytes(rank, place.slots, flying, saved)
         for z in range(4):
             if job.zero[z] < 0:
                 continue
-            memory = x.memory[ep, z]
+            memory, wanted = x.memory[ep, z], x.wanted[ep, z]
             # What is gathered ahead depends on overlap, so ZeRO-3 is there twice: overlapped first, in column 1.
-            twice = z == 3 and options.keep.prefetch != 1.0
+            twice = z == 3 and job.keep.prefetch != 1.0
             for dp in range(1 if twice else 0, -1, -1):
-                keep = keep_of(options.keep, z, dp)
+                keep = keep_of(job.keep, z, dp)
                 for rank in range(p):
                     held[rank] = static_bytes(rank, place.held, base, keep, net, c, line)
                     if offloads:
                         shard = shard_of(dense[rank], expert[rank], z, net)
                         hosted[rank] = hosted_bytes(rank, place.held, base, keep, net, c, shard, 0.0, line)
-                _fill_memory(c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, x.total, memory)
+                _fill_memory(
+                    c, job, options.buckets, z, held, dense, expert, fixed, staged, moving, wanted, x.total, memory
+                )
                 if offloads:
-                    _refuse_hosts(c, job, options.keep.activations, hosted, x.kept, memory)
+                    _refuse_hosts(c, job, hosted, x.kept, wanted, memory)
                 if dp == 1 or (z == 3 and not twice):
                     memory[: job.num, 1] = memory[: job.num, 0]
             for o in range(job.num):
@@ -227,15 +250,16 @@ def fill_bytes(t, part, job, place, made, options, x):
             continue
         plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
         for rank in place.leads:
-            mine = update_seconds(dense[rank], expert[rank], keep_of(options.keep, z, 0), net, c)
+            mine = update_seconds(dense[rank], expert[rank], keep_of(job.keep, z, 0), net, c)
             update[z] = max(update[z], mine + apart_seconds(rank, place.held, base, z, net, c))
-        _fill_traffic(options.buckets, net, c, place, dense, expert, z, plain, x.terms[z])
+        if job.variant >= 0:
+            _fill_traffic(options.buckets, net, c, place, dense, expert, z, plain, x.terms[z])
 
 
 @njit(cache=True)
-def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving, total, memory):
-    """Memory of each recompute, bare and with each bucket; infinite where over capacity."""
-    p, bucketed = job.p, z < 3 and job.flags[3, 1] >= 0
+def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving, wanted, total, memory):
+    """Memory of each recompute that is wanted, bare and with each bucket; infinite where over capacity."""
+    p, bucketed = job.p, job.variant >= 0 and z < 3 and job.flags[3, 1] >= 0
     least_grads = np.inf
     for rank in range(p):
         least_grads = min(least_grads, (dense[rank] + expert[rank]) * c.grad_bytes)
@@ -243,6 +267,8 @@ def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving,
         for rank in range(p):
             staged[k, rank] = staging_bytes(buckets[k], dense[rank], expert[rank], 1, z, c) + fixed
     for o in range(job.num):
+        if not wanted[o]:
+            continue
         low = 0.0
         for rank in range(p):
             total[o, rank] = held[rank] + moving[o, rank]
@@ -269,12 +295,12 @@ def least_memory(memory, z, o):
 
 
 @njit(cache=True)
-def _refuse_hosts(c, job, share, hosted, kept, memory):
+def _refuse_hosts(c, job, hosted, kept, wanted, memory):
     """Make memory infinite where a rank would keep more on its host than fits there."""
     for o in range(job.num):
         most = 0.0
-        for rank in range(job.p):
-            most = max(most, hosted[rank] + share * kept[o, rank])
+        for rank in range(job.p if wanted[o] else 0):
+            most = max(most, hosted[rank] + job.keep.activations * kept[o, rank])
         if most > c.host_capacity_bytes:
             memory[o] = np.inf
 

@@ -11,32 +11,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from estimator.compose import Constants, Tables
-from estimator.rules import RULES, Case, check, explain
+from estimator.rules import RULES, Case, check
 from estimator.span_codes import CODES
 from estimator.step import distinct
-from estimator.strategy import Recompute, RecomputeKind, Schedule, Strategy
-from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index, read_only
+from estimator.strategy import RankOrder, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.tables import choice_index
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
 from search.balanced import LayoutFinder, with_space_layout
 from search.expression import Expression, strategy_values
-from search.idle import drop_repeats, effective, refused_overlaps, shares_weights, without_idle_options
+from search.family import Columns, Family, keeps_of, variants_of
+from search.idle import effective, refused_overlaps, shares_weights, without_idle_options
+from search.legality import Rejected, Slab, pairs_of, refusal_of, slabs
 from search.objective import conjuncts
 from search.space import Space
 from search.worlds import (
     FLAGS,
+    KEEP_AXES,
     OPTION_AXES,
     SIZES,
+    VARIANT_AXES,
     WORLD_AXES,
     Choices,
     Enumeration,
+    Keeps,
     Structures,
     World,
     steps_of,
@@ -44,9 +47,9 @@ from search.worlds import (
 
 __all__ = ["enumerate_space", "strategy_at", "structure_filters"]
 
-CHUNK = 1 << 18  # grid points that are checked at a time: a few tens of MB of masks
+SHARED = frozenset({"dp_replicate", "rank_order", "layout", "interleave_group"})
+"""Of the axes that are neither sizes nor variants, those whose values share price rows."""
 OF_STRUCTURE = frozenset({*SIZES, *WORLD_AXES, "schedule", "dp", "num_micro_batches", "num_gpus"})
-Columns = dict[str, np.ndarray]
 BLOCK = Recompute(kind=RecomputeKind.BLOCK)
 
 
@@ -56,8 +59,9 @@ def enumerate_space(space: Space) -> Enumeration:
     if space.raw_size >= 2**62:
         raise ValueError(f"the product of the axes must stay below 2^62, but is {space.raw_size:.3g}; shorten an axis")
     maker = _Maker(space)
-    parts = [part for s in range(len(space.systems)) for part in maker.worlds_of(s)]
-    names = list(Structures.__dataclass_fields__)
+    for s in range(len(space.systems)):
+        maker.system(s)
+    names, parts = list(Structures.__dataclass_fields__), maker.parts
     joined = {name: np.concatenate([p[name] for p in parts]) if parts else np.zeros(0, np.int64) for name in names}
     return Enumeration(
         worlds=maker.worlds, structures=Structures(**joined), by_rule=maker.by_rule, examples=maker.examples
@@ -132,56 +136,111 @@ class _Options:
 
 
 class _Maker:
-    """Goes through worlds and schedules; keeps the counts."""
+    """Goes through systems, worlds and schedules; keeps the counts."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.worlds: list[World] = []
+        self.parts: list[Columns] = []
         self.by_rule: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.steps = steps_of(space)
         self.options = _Options.of(space)
         self.filters = structure_filters(space)[0]
+        self.num_variants = 0  # of the system at hand
 
-    def worlds_of(self, s: int) -> Iterator[Columns]:
+    def system(self, s: int) -> None:
+        """Structures on one system."""
+        axes, system = self.space.axes, self.space.systems[s]
+        places, left = self._places(system)
+        if not all(places.values()):
+            return
+        first = {name: axes[name][places[name][0]] for name in VARIANT_AXES}
+        keeps = keeps_of(self.space, {name: places[name] for name in KEEP_AXES}, self.steps)
+        some = variants_of(self.space, system, {}, {name: places[name] for name in VARIANT_AXES}, self.steps)
+        pairs, refused = pairs_of(self.space, system, some.strategies, keeps.values[:, 2:])
+        for rule, (num, example) in refused.items():
+            self.by_rule[rule] += num * (left // pairs.size)
+            self.examples.setdefault(rule, example)
+        self.num_variants = int(pairs.sum())
+        if not self.num_variants:
+            return
+        worlds = [*itertools.product(*(range(len(axes[name])) for name in WORLD_AXES))]
+        families: dict[tuple[int, ...], Family] = {}
+        rejected: Rejected = {}
+        for slab in slabs(self.space, system, strategy_of(first), rejected):
+            for chosen in worlds:
+                at = dict(zip(WORLD_AXES, chosen, strict=True))
+                values = {name: axes[name][i] for name, i in at.items()}
+                key = tuple(i for name, i in at.items() if name not in SHARED)
+                if key not in families:
+                    families[key] = self._family(system, values, places, keeps, pairs)
+                base = s * self.steps["system"] + sum(i * self.steps[name] for name, i in at.items())
+                self._world(slab, strategy_of({**values, **first}), base, at, families[key])
+        self._reject_all(rejected, len(worlds) * len(axes["schedule"]))
+        for family in families.values():
+            if family.found:
+                world, columns = family.world(self._choices(family))
+                self.worlds.append(world)
+                self.parts.append({**columns, "world": np.full(len(columns["row"]), len(self.worlds) - 1)})
+
+    def _places(self, system: SystemSpec) -> tuple[dict[str, list[int]], int]:
+        """Values of the axes under a structure, but for options, by their place: those that nothing refuses.
+
+        And how many points of the space these leave.
+        """
         axes = self.space.axes
-        for chosen in itertools.product(*(range(len(axes[name])) for name in WORLD_AXES)):
-            places = dict(zip(WORLD_AXES, chosen, strict=True))
-            strategy = strategy_of({name: axes[name][i] for name, i in places.items()})
-            if strategy.recompute_per_chunk is not None:
-                strategy = replace(strategy, recompute=BLOCK)  # whatever else the space asks is refused as an option
-            base = s * self.steps["system"] + sum(i * self.steps[name] for name, i in places.items())
-            yield from self._world(s, strategy, base, places)
+        places = {name: [*range(len(axes[name]))] for name in (*VARIANT_AXES, *KEEP_AXES)}
+        left = self.steps["system"]
+        for name in places:
+            each = left // len(axes[name])
+            for place, value in enumerate(axes[name]):
+                rule, example = refusal_of(self.space, system, name, value)
+                if rule:
+                    places[name].remove(place)
+                    self.by_rule[rule] += each
+                    self.examples.setdefault(rule, example)
+            left = each * len(places[name])
+        return places, left
 
-    def _world(self, s: int, strategy: Strategy, base: int, places: dict[str, int]) -> Iterator[Columns]:
-        system, model = self.space.systems[s], self.space.model
-        priced = tuple(choice for choice, _ in self.options.plain)
-        builder = TableBuilder(model, system, self.space.workload, strategy, priced)
-        finder = LayoutFinder(self.space, builder)
-        found: list[Columns] = []
+    def _family(
+        self, system: SystemSpec, values: dict[str, object], places: dict[str, list[int]], keeps: Keeps,
+        pairs: np.ndarray,
+    ) -> Family:  # fmt: skip
+        under = {name: places[name] for name in VARIANT_AXES}
+        return Family(
+            space=self.space, system=system, places=under,
+            variants=variants_of(self.space, system, _as_block(values), under, self.steps),
+            keeps=keeps, pairs=pairs, choices=tuple(choice for choice, _ in self.options.plain),
+        )  # fmt: skip
+
+    def _world(self, slab: Slab, strategy: Strategy, base: int, at: dict[str, int], family: Family) -> None:
+        if strategy.recompute_per_chunk is not None:
+            strategy = replace(strategy, recompute=BLOCK)  # whatever else the space asks is refused as an option
         for place, schedule in enumerate(self.space.axes["schedule"]):
             assert isinstance(schedule, Schedule)
-            start = base + place * self.steps["schedule"]
-            found += self._grid(system, replace(strategy, schedule=schedule), start, places, finder)
-        if not found:
-            return
-        joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        sizes = {name: joined["sizes"][:, i] for i, name in enumerate((*SIZES, "dp"))}
-        row_of, rows = distinct(sizes, ROW_SIZES)
-        sizes["dp_replicate"] = np.full(len(row_of), float(strategy.dp_replicate))
-        sizes["copies"] = np.where(joined["schedule"] == CODES[Schedule.DUALPIPE], 2.0, 1.0)  # as rules.Case has it
-        net_of, nets = distinct(sizes, NET_SIZES)
-        tables = _with_corner(builder.tables(rows, nets))
-        self.worlds.append(
-            World(system=system, strategy=strategy, tables=tables, choices=self._choices(builder, strategy))
-        )
-        yield {**joined, "world": np.full(len(row_of), len(self.worlds) - 1), "row": row_of, "net": net_of}
+            scheduled, rejected = replace(strategy, schedule=schedule), dict[str, tuple[int, str]]()
+            alive = np.flatnonzero(slab.legal(scheduled, rejected))
+            self._reject_all(rejected, 1)
+            if not len(alive):
+                continue
+            sizes = {name: values[alive] for name, values in slab.sizes.items()}
+            case = Case.of(self.space.model, scheduled.with_sizes(sizes), slab.system, self.space.workload)
+            kept = self._kept(case, at, family.finder(scheduled))
+            if not len(kept):
+                continue
+            ids = base + place * self.steps["schedule"] + np.zeros(len(kept), dtype=np.int64)
+            for name, index in zip(SIZES, slab.index, strict=True):
+                ids += index[alive[kept]].astype(np.int64) * self.steps[name]
+            rows = self._rows(case.take(kept), ids, family)
+            if len(rows["id"]):
+                family.found.append(rows)
 
-    def _choices(self, builder: TableBuilder, strategy: Strategy) -> Choices:
-        steps, options = self.steps, self.options
-        per_chunk = strategy.recompute_per_chunk is not None
+    def _choices(self, family: Family) -> Choices:
+        steps, options, choices = self.steps, self.options, family.finder(family.strategy).builder.choices
+        per_chunk = family.strategy.recompute_per_chunk is not None
         kinds = () if per_chunk else options.plain
-        plain = [(choice_index(builder.choices, c), place * steps["recompute"]) for c, place in kinds]
+        plain = [(choice_index(choices, c), place * steps["recompute"]) for c, place in kinds]
         # What chunks recompute by themselves is their first layer (estimator/layout.py), whatever the depths say.
         layers = () if options.block is None else ((1, 0),) if per_chunk else options.layers
         start = (options.block or 0) * steps["recompute"]
@@ -196,33 +255,11 @@ class _Maker:
             bucket_ids=np.arange(len(buckets), dtype=np.int64) * steps["bucket_bytes"],
         )
 
-    def _grid(
-        self, system: SystemSpec, strategy: Strategy, base: int, places: dict[str, int], finder: LayoutFinder
-    ) -> Iterator[Columns]:
-        """Legal points of the size grid under one schedule, a chunk at a time."""
-        axes = self.space.axes
-        shape = tuple(len(axes[name]) for name in SIZES)
-        values = [np.array(axes[name], dtype=np.float64) for name in SIZES]
-        for start in range(0, math.prod(shape), CHUNK):
-            flat = np.arange(start, min(start + CHUNK, math.prod(shape)))
-            index = np.unravel_index(flat, shape)
-            sizes = {name: v[i] for name, v, i in zip(SIZES, values, index, strict=True)}
-            ids = base + sum(i.astype(np.int64) * self.steps[n] for n, i in zip(SIZES, index, strict=True))
-            case = Case.of(self.space.model, strategy.with_sizes(sizes), system, self.space.workload)
-            kept = self._legal(case, places, finder)
-            if kept.size:
-                rows = self._rows(case, kept, np.asarray(ids), finder, places)
-                if len(rows["id"]):
-                    yield rows
-
-    def _legal(self, case: Case, places: dict[str, int], finder: LayoutFinder) -> np.ndarray:
-        code = check(case)
-        for i in np.unique(code[code > 0]):
-            rejected = np.flatnonzero(code == i)
-            self._reject(RULES[i - 1].name, len(rejected), explain(case, int(i), int(rejected[0])))
-        ok = code == 0
-        repeats = self._repeats(case, places, ok)
-        repeats |= finder.repeats(case, places["layout"], ok & ~repeats)
+    def _kept(self, case: Case, at: dict[str, int], finder: LayoutFinder) -> np.ndarray:
+        """Of legal points those that no earlier value of an axis stands for, and that constraints let through."""
+        ok = np.ones(case.tp.shape, dtype=bool)
+        repeats = self._repeats(case, at)
+        repeats |= finder.repeats(case, at["layout"], ~repeats)
         self._reject("no_effect", int(repeats.sum()), "")
         ok &= ~repeats
         values = {**strategy_values(case.strategy), **case.sizes, "num_gpus": float(case.system.num_chips)}
@@ -232,64 +269,66 @@ class _Maker:
             ok &= holds
         return np.flatnonzero(ok)
 
+    def _reject_all(self, rejected: Rejected, times: int) -> None:
+        for rule, (num, example) in rejected.items():
+            self._reject(rule, num * times, example)
+
     def _reject(self, rule: str, num_structures: int, example: str) -> None:
         if num_structures:
-            self.by_rule[rule] += num_structures * self.options.total
+            self.by_rule[rule] += num_structures * self.options.total * self.num_variants
             if example:
                 self.examples.setdefault(rule, example)
 
-    def _repeats(self, case: Case, places: dict[str, int], ok: np.ndarray) -> np.ndarray:
+    def _repeats(self, case: Case, at: dict[str, int]) -> np.ndarray:
         """Points that an earlier value of an axis stands for.
 
-        Without effect are sequence parallelism and pieces of its traffic at tp 1, the kind of cp at cp 1, the order of
-        ranks at pp 1 or dp 1, buckets of experts where there are none or nothing to share, copies of experts at ep 1,
-        and with nothing to share what ZeRO-3 gathers when; groups of what is not interleaved, where those of pp are
-        those of 0.
+        Without effect are sequence parallelism at tp 1, the kind of cp at cp 1, the order of ranks at pp 1 or dp 1,
+        copies of experts at ep 1, groups of what is not interleaved; those of pp are those of 0.
         """
-        repeats = np.zeros_like(ok)
+        repeats = np.zeros(case.tp.shape, dtype=bool)
         alone = {
             "sequence_parallel": case.tp == 1, "context_parallel": case.cp == 1,
-            "rank_order": (case.pp == 1) | (case.dp == 1), "tp_chunks": case.tp == 1,
-            "expert_bucket_bytes": ~shares_weights(case.sizes) | (case.model.moe is None),
-            "shared_expert_overlap": (case.ep == 1) | (not case.model.moe or not case.model.moe.num_shared_experts),
-            "reshard_after_forward": ~shares_weights(case.sizes), "prefetch_blocks": ~shares_weights(case.sizes),
-            "interleave_group": np.full(ok.shape, case.strategy.schedule is not Schedule.INTERLEAVED),
+            "rank_order": (case.pp == 1) | (case.dp == 1),
+            "interleave_group": np.full(case.tp.shape, case.strategy.schedule is not Schedule.INTERLEAVED),
             "redundant_experts": (case.ep == 1) | (case.model.moe is None),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
-            idle = np.flatnonzero(ok & has_no_effect)
-            for value in self.space.axes[axis][: places[axis]] if idle.size else ():
+            idle = np.flatnonzero(has_no_effect)
+            for value in self.space.axes[axis][: at[axis]] if idle.size else ():
                 mine = case.take(idle)
                 earlier: dict[str, Any] = {axis: value}
                 strategy = replace(case.strategy, **earlier)
                 repeats[idle] |= check(Case(mine.model, strategy, mine.system, mine.workload, mine.sizes)) == 0
         group = case.strategy.interleave_group or case.pp
-        for value in self.space.axes["interleave_group"][: places["interleave_group"]]:
-            repeats |= ok & (group == (value or case.pp))
+        for value in self.space.axes["interleave_group"][: at["interleave_group"]]:
+            repeats |= group == (value or case.pp)
         return repeats
 
-    def _rows(
-        self, case: Case, kept: np.ndarray, ids: np.ndarray, finder: LayoutFinder, chosen: dict[str, int]
-    ) -> Columns:
-        s = {name: values[kept] for name, values in case.sizes.items()}
-        schedule = case.strategy.schedule
-        layouts, depths = finder.made(case.strategy, s)
+    def _rows(self, case: Case, ids: np.ndarray, family: Family) -> Columns:
+        """Columns of structures, but for those that have no candidate."""
+        s, strategy = case.sizes, case.strategy
+        layouts, depths = family.finder(strategy).made(strategy, s)
         program_of, orders = distinct(s, ("pp", "vpp", "num_micro_batches"))
-        made = [finder.builder.program(schedule, *map(int, shape)) for shape in zip(*orders.values(), strict=True)]
-        shared, per_chunk = shares_weights(s), case.strategy.recompute_per_chunk is not None
-        refuses = refused_overlaps(case.strategy, s)
+        builder = family.finder(strategy).builder
+        made = [builder.program(strategy.schedule, *map(int, shape)) for shape in zip(*orders.values(), strict=True)]
+        shared, per_chunk = shares_weights(s), strategy.recompute_per_chunk is not None
+        refuses = refused_overlaps(strategy, s)
         flags, zero = self._flags(s, shared, refuses), self._stages(shared)
-        drop_repeats(chosen, s, shared, flags, zero)
-        for replicas in self.space.axes["dp_replicate"][: chosen["dp_replicate"]]:  # ZeRO-0 does not see them
-            zero[(s["dp"] % _number(replicas) == 0) & (s["edp"] % _number(replicas) == 0), 0] = -1
+        replicas = self.space.axes["dp_replicate"]
+        for earlier in replicas[: replicas.index(int(s["dp_replicate"][0]))]:  # ZeRO-0 does not see them
+            zero[(s["dp"] % _number(earlier) == 0) & (s["edp"] % _number(earlier) == 0), 0] = -1
         num_blocks = self._num_blocks(depths, per_chunk=per_chunk)
-        legal = self._count(flags, zero, num_blocks, num_plain=0 if per_chunk else len(self.options.plain))
-        self._count_options(len(kept), refuses, int(legal.sum()), per_chunk=per_chunk)
+        kits, num_plain = family.kits(s), 0 if per_chunk else len(self.options.plain)
+        ways = _ways_of(family)[kits] * np.where(shared[:, None, None, None], 1, np.array([1, 0, 0]))
+        legal = self._count(flags, zero, num_blocks, num_plain, ways)
+        self._count_options(len(ids), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
-            "layout": layouts, "schedule": np.full(len(kept), CODES[schedule]),
+            "layout": layouts, "schedule": np.full(len(ids), CODES[strategy.schedule]), "kit": kits,
             "program": np.array(made, dtype=np.int64)[program_of],
+            "shared": shared.astype(np.int64), "replicas": s["dp_replicate"].astype(np.int64),
+            "order": np.full(len(ids), [*RankOrder].index(strategy.rank_order)),
             "pp": s["pp"].astype(np.int64), "vpp": s["vpp"].astype(np.int64),
-            "num_micro_batches": s["num_micro_batches"].astype(np.int64), "id": ids[kept], "flags": flags,
+            "num_micro_batches": s["num_micro_batches"].astype(np.int64), "id": ids, "flags": flags,
             "zero": zero, "num_blocks": num_blocks, "legal": legal,
             "sizes": np.stack([s[name] for name in (*SIZES, "dp")], axis=1),
         }  # fmt: skip
@@ -327,22 +366,31 @@ class _Maker:
         covers = (below < len(layers)) & (not full or self.space.model.num_mtp_layers > 0)
         return np.asarray(below + covers, dtype=np.int64)
 
-    def _count(self, flags: np.ndarray, zero: np.ndarray, num_blocks: np.ndarray, num_plain: int) -> np.ndarray:
-        """Candidates per structure: recompute x overlaps x (ZeRO and DP options, buckets where they act)."""
+    def _count(
+        self, flags: np.ndarray, zero: np.ndarray, num_blocks: np.ndarray, num_plain: int, ways: np.ndarray
+    ) -> np.ndarray:
+        """Candidates per structure: recompute x variants x overlaps x (ZeRO and DP options, buckets where they act).
+
+        `ways` [S, 2, 2, 3]: pairs of a variant and a way to keep by what they need: overlap of TP; overlap of DP below
+        ZeRO-3; no stage, ZeRO-3, or ZeRO-3 with overlap of DP.
+        """
         on = flags >= 0
-        ways = on[:, :3].sum(axis=2).prod(axis=1)
-        stages, low = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1)
-        buckets = self.options.lengths["bucket_bytes"]
-        state = on[:, 3, 0] * stages + on[:, 3, 1] * (low * buckets + (zero[:, 3] >= 0))
-        return np.asarray((num_plain + num_blocks) * ways * state, dtype=np.int64)
+        stages, low, third = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1), zero[:, 3] >= 0
+        below = on[:, 3, 1] * low * self.options.lengths["bucket_bytes"]
+        any_stage = below + on[:, 3, 0] * stages + on[:, 3, 1] * third
+        tp = np.stack([on[:, 0].sum(axis=1), on[:, 0, 1]], axis=1)
+        free = np.stack([any_stage, third * on[:, 3].sum(axis=1), third * on[:, 3, 1]], axis=1)
+        both = ((ways[:, :, 0] * free[:, None]).sum(axis=2) * tp).sum(axis=1)
+        both += (ways[:, :, 1, 0] * tp).sum(axis=1) * below
+        return np.asarray((num_plain + num_blocks) * on[:, 1:3].sum(axis=2).prod(axis=1) * both, dtype=np.int64)
 
     def _count_options(self, num: int, refuses: Columns, legal: int, *, per_chunk: bool) -> None:
         """Split what is not legal under `num` legal structures into rules, in their order, and repetitions."""
-        n, options = self.options.lengths, self.options
+        n, options, total = self.options.lengths, self.options, self.options.total * self.num_variants
         bad = options.zeros if options.block is not None else 0
         if per_chunk:  # any kind but block
             bad = (n["recompute"] - (options.block is not None)) * n["recompute_layers"]
-        rest = options.total // (n["recompute"] * n["recompute_layers"])
+        rest = total // (n["recompute"] * n["recompute_layers"])
         good = (n["recompute"] * n["recompute_layers"] - bad) * rest
         tp, ep = (good // n[f"overlap_{name}"] * options.flags_on[name] for name in ("tp", "ep"))
         both = int((refuses["tp"] & refuses["ep"]).sum()) * (tp // n["overlap_ep"] * options.flags_on["ep"])
@@ -356,17 +404,27 @@ class _Maker:
                 self.by_rule[rule.name] += lost[rule.name]
                 law = rule.law.format(recompute_layers=0)
                 self.examples.setdefault(rule.name, f"{rule.name}: {law}; {rule.remedy}")
-        repeated = num * options.total - legal - sum(lost.values())
+        repeated = num * total - legal - sum(lost.values())
         assert repeated >= 0
         if repeated:
             self.by_rule["no_effect"] += repeated
 
 
-def _with_corner(tables: Tables) -> Tables:
-    """The tables with one more recompute choice, the cheapest on each column; read-only, as workers see them."""
-    again = np.concatenate([tables.again, tables.again.min(axis=1, keepdims=True)], axis=1)
-    # Whole numbers of a recipe are int or float as it was written; jitted code is compiled for each mixture anew.
-    return read_only(tables._replace(again=again, constants=Constants(*(float(x) for x in tables.constants))))
+def _ways_of(family: Family) -> np.ndarray:
+    """Pairs of a variant and a way to keep by what they need, of each kit [kits, 2, 2, 3] (`_count`)."""
+    v, keeps = family.variants, family.keeps.needs.sum(axis=1)
+    out = np.zeros((len(v.kits) - 1, 2, 2, 3), dtype=np.int64)
+    for kit in range(len(out)):
+        members = v.of(kit)
+        for need in range(3):
+            each = family.pairs[members][:, keeps == need].sum(axis=1)
+            np.add.at(out[kit, :, :, need], tuple(v.needs[members].T), each)
+    return out
+
+
+def _as_block(values: dict[str, object]) -> dict[str, object]:
+    """Chunks that recompute their own number of layers do so as blocks."""
+    return values if values["recompute_per_chunk"] is None else {**values, "recompute": BLOCK}
 
 
 def _number(value: object) -> int:

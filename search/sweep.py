@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from estimator.strategy import RecomputeKind
-from estimator.tables import fixed_host_s, model_flops_per_token
+from estimator.tables import model_flops_per_token
 from results.pareto import non_dominated
 from search.candidates import batches, compose_ids, known_values, schedule_codes
-from search.expression import Expression, strategy_values
-from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Options, Part, corners, sweep
+from search.expression import KNOWN_NAMES, Expression, strategy_values
+from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Kinds, Options, Part, corners, sweep
 from search.objective import exactness
 from search.program import text_code
 from search.space import Keep, Space
 from search.staircase import Staircase, insert, is_beaten, new_staircase
 from search.structures import enumerate_space, structure_filters
-from search.worlds import SIZES, Enumeration, Structures, World
+from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, World
 
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
            "survey", "sweep_inline", "sweep_plan", "warmed_up"]  # fmt: skip
@@ -37,8 +37,10 @@ WARM_UP = 200  # structures with the lowest step bound, swept first
 WARM_LAYERS = 3  # and the first layers of the front of bounds
 BLOCK = 256  # structures of one block: tens of milliseconds
 ENUMERATED = 1 << 16  # candidates composed at a time where all are enumerated
-OWN_VALUES = (*SIZES, "dp", "num_micro_batches", "schedule", "sequence_parallel", "context_parallel", "optimizer",
-              "precision", "fusion")  # fmt: skip
+OF_WORLD = tuple(name for name in WORLD_AXES if name in KNOWN_NAMES and name not in OPTION_VALUES)
+OWN_VALUES = (*SIZES, "dp", "num_micro_batches", "schedule", *OF_WORLD)
+VARIANT_VALUES = tuple(name for name in VARIANT_AXES if name in KNOWN_NAMES)
+"""What constraints may look at of a structure, and of its variants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ def _exactness(space: Space) -> tuple[bool, str]:
     """Whether the nest may be used, and why (not): bounds must be proven, and constraints within its reach."""
     bounded, reason = exactness(space.objectives, space.constraints)
     for expression in structure_filters(space)[1] if bounded else ():
-        if beyond := sorted(set(expression.variables).difference(DERIVED, OPTION_VALUES, OWN_VALUES)):
+        if beyond := sorted(set(expression.variables).difference(DERIVED, OPTION_VALUES, OWN_VALUES, VARIANT_VALUES)):
             return (
                 False,
                 f"{expression.text!r} looks at {beyond[0]}, which bounds do not follow, so all are enumerated",
@@ -165,6 +167,7 @@ class SweepWorker:
         self.systems = list(plan.space.systems)
         self.options = [self._options(world) for world in self.worlds]
         self.tables = [world.tables for world in self.worlds]
+        self.kinds = [_kinds(world) for world in self.worlds]
         self.scales = [self._scale(world) for world in self.worlds]
         system = [self.systems.index(world.system) for world in self.worlds]
         self.system_of_world = np.array(system, dtype=np.int64)
@@ -179,7 +182,8 @@ class SweepWorker:
         lows = np.zeros((len(self.structures), 2))
         for w, index in self._by_world(np.arange(len(self.structures))):
             steps, memories = np.empty(len(index)), np.empty(len(index))
-            corners(self.tables[w], _part(self.structures.take(index)), self.options[w], steps, memories)
+            part = _part(self.structures.take(index))
+            corners(self.tables[w], part, self.kinds[w], self.options[w], steps, memories)
             lows[index] = np.stack([steps, memories], axis=1)
         return lows
 
@@ -209,7 +213,7 @@ class SweepWorker:
             for w, mine in self._by_world(index[system_of == s]):
                 part = self.structures.take(mine)
                 sweep(
-                    self.tables[w], _part(part), self.options[w], self._filter(w, part), front,
+                    self.tables[w], _part(part), self.kinds[w], self.options[w], self._filter(w, part), front,
                     self.plan.prune, np.ascontiguousarray(self.plan.lows[mine]), counts,
                 )  # fmt: skip
             x, y, key = front.points()
@@ -269,7 +273,7 @@ class SweepWorker:
             block_layers=np.array(c.block_layers), block_ids=np.array(c.block_ids),
             told_layers=np.array(c.told_layers), block_code=text_code(RecomputeKind.BLOCK.value),
             buckets=np.array(c.buckets), bucket_ids=np.array(c.bucket_ids), corner=world.tables.again.shape[1] - 1,
-            keep=world.keep, use_step=step, use_memory=memory,
+            use_step=step, use_memory=memory,
         )  # fmt: skip
 
     def _scale(self, world: World) -> np.ndarray:
@@ -277,39 +281,50 @@ class SweepWorker:
         space, system = self.plan.space, world.system
         tokens = float(space.workload.tokens)
         flops = model_flops_per_token(space.model, space.workload.seq) * tokens / system.num_chips
-        return np.array(
-            [
-                tokens, system.num_chips, flops, system.half_peak, system.price_usd_per_s, system.power_w,
-                system.co2_kg_per_s, fixed_host_s(world.strategy.cuda_graph),
-            ], dtype=float,
-        )  # fmt: skip
+        return np.array([tokens, system.num_chips, flops, system.half_peak, system.price_usd_per_s, system.power_w,
+                         system.co2_kg_per_s], dtype=float)  # fmt: skip
 
     def _filter(self, w: int, part: Structures) -> Filter:
-        """Constraints of the space as programs over DERIVED, OPTION_VALUES and OWN_VALUES."""
+        """Constraints of the space as programs over DERIVED, OPTION_VALUES, OWN_VALUES and VARIANT_VALUES."""
         world = self.worlds[w]
-        names = (*DERIVED, *OPTION_VALUES, *OWN_VALUES)
+        names = (*DERIVED, *OPTION_VALUES, *OWN_VALUES, *VARIANT_VALUES)
         active: list[Expression] = structure_filters(self.plan.space)[1] if self.plan.bounded else []
         programs = [expression.program(names) for expression in active]
         own = np.zeros((len(part) if programs else 0, len(OWN_VALUES)))
+        of_variant = np.zeros((len(world.variants.ids) if programs else 0, len(VARIANT_VALUES)))
         if programs:
             texts: dict[str, Any] = strategy_values(world.strategy)
             own[:, : len(SIZES) + 1] = part.sizes
             own[:, OWN_VALUES.index("num_micro_batches")] = part.num_micro_batches
-            for name in ("sequence_parallel", "context_parallel", "optimizer", "precision", "fusion"):
+            for name in OF_WORLD:
                 own[:, OWN_VALUES.index(name)] = texts[name]
+            for v, strategy in enumerate(world.variants.strategies):
+                told: dict[str, Any] = strategy_values(strategy)
+                of_variant[v] = [told[name] for name in VARIANT_VALUES]
             own[:, OWN_VALUES.index("schedule")] = schedule_codes()[part.schedule]
         return Filter(
             opcodes=np.concatenate([p[0] for p in programs]) if programs else np.zeros(0, np.int64),
             operands=np.concatenate([p[1] for p in programs]) if programs else np.zeros(0),
             ends=np.cumsum([len(p[0]) for p in programs], dtype=np.int64), values=np.zeros(len(names)),
-            stack=np.zeros(max((e.stack_size for e in active), default=1)), own=own, scale=self.scales[w],
+            stack=np.zeros(max((e.stack_size for e in active), default=1)), own=own, of_variant=of_variant,
+            scale=self.scales[w],
         )  # fmt: skip
 
 
+def _kinds(world: World) -> Kinds:
+    v = world.variants
+    return Kinds(
+        prices=np.array(world.prices), ids=np.array(v.ids), price=np.array(v.price), constants=np.array(v.constants),
+        needs=np.array(v.needs), kits=np.array(v.kits), members=np.array(v.members),
+        keeps=np.array(world.keeps.values), keep_ids=np.array(world.keeps.ids), keep_needs=np.array(world.keeps.needs),
+        pairs=np.array(world.pairs),
+    )  # fmt: skip
+
+
 def _part(s: Structures) -> Part:
-    return Part(row=s.row, net=s.net, layout=s.layout, schedule=s.schedule, program=s.program, pp=s.pp,
-                vpp=s.vpp, m=s.num_micro_batches, id=s.id, flags=s.flags, zero=s.zero, num_blocks=s.num_blocks,
-                legal=s.legal)  # fmt: skip
+    return Part(row=s.row, kit=s.kit, net=s.net, shared=s.shared, replicas=s.replicas, layout=s.layout,
+                schedule=s.schedule, program=s.program, pp=s.pp, vpp=s.vpp, m=s.num_micro_batches, id=s.id,
+                flags=s.flags, zero=s.zero, num_blocks=s.num_blocks, legal=s.legal)  # fmt: skip
 
 
 def _seeded(found: Swept, system: int) -> Staircase:

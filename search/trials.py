@@ -14,7 +14,7 @@ from hardware.units import format_bytes
 from results.schema import STRATEGY_NAMES, strategy_columns
 from results.store import RunFolder
 from results.table import Table
-from search.candidates import batches, compose_ids, expand
+from search.candidates import batches, compose_ids, lean
 from search.objective import Objective
 from search.space import Keep, Space
 from search.structures import strategy_at
@@ -63,7 +63,7 @@ def closest_to_feasible(plan: Plan) -> list[dict[str, Any]]:
 def _least_memory(plan: Plan) -> list[dict[str, Any]]:
     structures, rows = plan.enumeration.structures, []
     for i in np.argsort(plan.lows[:, 1], kind="stable")[:NEAR_STRUCTURES]:
-        ids = expand(plan.enumeration.worlds[structures.world[i]], structures, int(i))
+        ids = lean(plan.enumeration.worlds[structures.world[i]], structures, int(i))
         columns = compose_ids(plan.space, plan.enumeration, ids)
         best = int(np.argmin(columns["device_memory_bytes"]))
         rows.append(_row(plan.space, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))

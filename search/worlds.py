@@ -6,25 +6,31 @@ Only holds and counts; structures.py finds which are legal, nest.py sweeps them,
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from estimator.compose import Tables
-from estimator.keep import Keep
-from estimator.strategy import Offload, Recompute, Strategy
+from estimator.strategy import Recompute, Strategy
 from hardware.system import SystemSpec
 from search.axes import AXES
 from search.space import Space
 
-__all__ = ["FLAGS", "OPTION_AXES", "SIZES", "WORLD_AXES", "Choices", "Enumeration", "Structures", "World", "steps_of"]
+__all__ = [
+    "FLAGS", "KEEP_AXES", "OPTION_AXES", "PRICE_AXES", "SIZES", "VARIANT_AXES", "WORLD_AXES", "Choices", "Enumeration",
+    "Keeps", "Structures", "Variants", "World", "steps_of",
+]  # fmt: skip
 
 SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-WORLD_AXES = ("dp_replicate", "sequence_parallel", "context_parallel", "rank_order", "precision", "fusion", "layout",
-              "recompute_per_chunk", "tp_chunks", "expert_bucket_bytes", "optimizer", "interleave_group",
-              "reshard_after_forward", "prefetch_blocks", "offload_activations", "offload_parameters",
-              "offload_gradients", "offload_states", "overlap_cp", "cuda_graph", "shared_expert_overlap",
-              "redundant_experts")  # fmt: skip
+WORLD_AXES = ("dp_replicate", "sequence_parallel", "context_parallel", "rank_order", "layout", "recompute_per_chunk",
+              "interleave_group", "redundant_experts")  # fmt: skip
+KEEP_AXES = ("reshard_after_forward", "prefetch_blocks", "offload_activations", "offload_parameters",
+             "offload_gradients", "offload_states")  # fmt: skip
+"""What is gathered when, and what is kept in the host's memory: options of a structure under every variant."""
+PRICE_AXES = ("precision", "fusion", "tp_chunks", "overlap_cp", "cuda_graph", "shared_expert_overlap", "optimizer")
+"""Variants of one structure that differ in what its operations cost."""
+VARIANT_AXES = (*PRICE_AXES, "expert_bucket_bytes")
+"""All variants: axes that no rule holds against another (but for the engine that a precision needs)."""
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
 FLAGS = ("tp", "ep", "pp", "dp")
@@ -32,22 +38,57 @@ FLAGS = ("tp", "ep", "pp", "dp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Structures that share their tables: one system and one value of every axis that decides which ops exist.
+    """Structures that share their tables: one system, and one value of every axis that decides which rows there are.
 
     The last recompute choice of the tables is none of the space's: on each column it is the cheapest, for bounds.
+    `prices` [R, P + 1]: of a group of price rows the row of each variant's prices, then a row that is on each column
+    the cheapest of them. `pairs` [variants, ways to keep]: whether rules let both stand together.
     """
 
     system: SystemSpec
     strategy: Strategy
     tables: Tables
+    prices: np.ndarray
+    variants: Variants
+    keeps: Keeps
+    pairs: np.ndarray
     choices: Choices
 
-    @property
-    def keep(self) -> Keep:
-        """What the world asks for under any ZeRO stage; all but stage and resharding floats, as jitted code has it."""
-        s = self.strategy
-        shares = (float(getattr(s.offload, f.name)) for f in fields(Offload))
-        return Keep(0, int(s.reshard_after_forward), float(s.prefetch_blocks), *shares)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeps:
+    """Values of KEEP_AXES in one world [N].
+
+    `ids`: what each adds to a candidate's id. `values` [N, KEEP_AXES]. `needs` [N, 2]: whether it is a candidate only
+    under ZeRO-3, only with overlap of DP, for elsewhere an earlier value means the same.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    needs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """Values of VARIANT_AXES in one world [V].
+
+    `ids`: what a variant adds to a candidate's id. `price`: its column of World.prices. `constants` [V + 1, Constants]:
+    its numbers, then the cheapest of them all. `needs` [V, 2]: whether it is a candidate only with overlap of TP, of
+    DP, for without them an earlier value means the same. `members`: which variants there are, kit after kit; kit k is
+    members[kits[k]] to members[kits[k + 1]], and a structure names its kit.
+    """
+
+    strategies: tuple[Strategy, ...]
+    ids: np.ndarray
+    price: np.ndarray
+    constants: np.ndarray
+    needs: np.ndarray
+    kits: np.ndarray
+    members: np.ndarray
+
+    def of(self, kit: int) -> np.ndarray:
+        """The variants of a kit."""
+        return self.members[self.kits[kit] : self.kits[kit + 1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +113,19 @@ class Choices:
 class Structures:
     """Columns [S] of every legal structure.
 
-    `flags` [S, 4, 2]: what turning tp, ep, pp, dp overlap off or on adds to the id; -1 where that is not a candidate.
-    `zero` [S, 4]: the same for ZeRO stages. `num_blocks`: how many of the world's block-recompute depths apply.
-    `legal`: candidates under the structure, at least 1. `sizes` [S, SIZES and dp]: for constraints and display.
+    `row`: group of price rows (World.prices); `kit`: which variants it has; `shared`: whether several ranks hold the
+    same weights; `replicas` of HSDP. `flags` [S, 4, 2]: what turning tp, ep, pp,
+    dp overlap off or on adds to the id; -1 where that is not a candidate. `zero` [S, 4]: the same for ZeRO stages.
+    `num_blocks`: how many of the world's block-recompute depths apply. `legal`: candidates under the structure, at
+    least 1. `sizes` [S, SIZES and dp]: for constraints and display.
     """
 
     world: np.ndarray
     row: np.ndarray
+    kit: np.ndarray
     net: np.ndarray
+    shared: np.ndarray
+    replicas: np.ndarray
     layout: np.ndarray
     schedule: np.ndarray
     program: np.ndarray

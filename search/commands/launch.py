@@ -25,6 +25,7 @@ from search.commands.progress import watching
 from search.commands.rows import json_rows
 from search.commands.runs import find_batch, find_run, space_of
 from search.commands.why import closest_lines, closest_remedies, counts_line
+from search.fold import folded
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
 from search.space import Sampler, Space, load_space, shipped_spaces
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for space in loaded:
         place = str(out) if out else f"runs/{space.name if len(loaded) == 1 else 'batch'}-TIMESTAMP"
         _say(_understood(space, place))
+        _say([*folded(space)[1]])
     if len(loaded) > 1:
         return launch_many(args, loaded, options)
     return _finish(args, loaded[0], partial(launch, loaded[0], options))

@@ -20,6 +20,7 @@ from search.commands.remedies import Remedy, remedies
 from search.commands.rows import json_rows, summary
 from search.commands.runs import find_run, space_of
 from search.finalists import system_of_row
+from search.fold import folded
 from search.space import Space, load_space
 from search.structures import enumerate_space
 from search.trials import closest_of
@@ -132,13 +133,17 @@ def _point(space: Space, row: Mapping[str, Any], name: str) -> Point:
 
 
 def _why_space(args: argparse.Namespace, space: Space) -> int:
+    space, notices = folded(space)
     found = enumerate_space(space)
     counts = {"raw": space.raw_size, "legal": found.legal}
     rejections = rejections_of(found.by_rule, found.examples)
     told = hanging(f"{space.name}: ", counts_line(counts, space.open_axes))
-    text = "\n".join([*told, rejection_table(rejections)])
+    text = "\n".join([*notices, *told, rejection_table(rejections)])
     text += f"what memory rejects, a run tells: search launch {args.target}\n"
-    data = {"space": space.name, "counts": counts, "rejections": list(rejections.rows()), "closest": [], "remedies": []}
+    data = {
+        "space": space.name, "counts": counts, "rejections": list(rejections.rows()), "closest": [], "remedies": [],
+        "notices": list(notices),
+    }  # fmt: skip
     answer(args, text=text, data=data)
     return 0
 

@@ -120,6 +120,8 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         values["redundant_experts"] = 0
     if not values["overlap_tp"]:
         values["tp_chunks"] = Chunks()
+    if cp == 1:
+        values["overlap_cp"] = 1
     return strategy_of(values)
 
 

@@ -167,6 +167,26 @@ SMALL = {
         model="mixtral", chips="32", skew=0.6,
     ),
     "copies of no experts": space_of("tp: [1, 2], pp: [1, 2], zero_stage: [0, 1], redundant_experts: [4, 0]"),
+    "variants of kernels": space_of(
+        "tp: [1, 2], cp: [1, 2], sequence_parallel: true, precision: [bf16, fp8], overlap: {cp: [0, 1], tp: [0, 1]}, "
+        "fusion: [[flash_attention], [fused_norm, flash_attention, fused_loss]], tp_chunks: [1, 4], "
+        "cuda_graph: [none, layer], zero_stage: [0, 3], recompute: [none, full]"
+    ),
+    "kernels of experts under a constraint": space_of(
+        "ep: [1, 4], pp: [1, 2], precision: [fp8, bf16], zero_stage: [0, 1, 3], overlap: {dp: [0, 1]}, "
+        "expert_bucket_bytes: [null, 1e7], fusion: [[flash_attention], [flash_attention, fused_permute]], "
+        "offload: {states: [0, 1]}",
+        model="mixtral", chips="32", more="constraints: [\"precision == 'bf16' or zero_stage >= 1\", "
+        "'overlap_dp + offload_states <= 1']\n",
+    ),
+    "muon beside what is on the host": space_of(
+        "pp: [1, 2], optimizer: [adam, muon, sgd], offload: {states: [0, 0.5, 1], gradients: [0, 1]}, "
+        "zero_stage: [0, 2, 3], reshard_after_forward: [1, 0], recompute: [none, full]"
+    ),
+    "a recipe that a chip cannot run": space_of(
+        "tp: [1, 2], precision: [fp8, bf16, fp16], zero_stage: [0, 1], cuda_graph: [layer, none]",
+        system="[{cluster: dgx_a100, num_chips: 16}, {cluster: dgx_h100, num_chips: 16}]",
+    ),
     "two systems": space_of(
         "tp: [1, 2], pp: [1, 2], zero_stage: [0, 1, 3], recompute: [none, full]",
         system="[{cluster: dgx_h100, num_chips: [8, 12]}, {cluster: dgx_a100, num_chips: 16}]", batch=48, more=TWO,
@@ -239,7 +259,15 @@ AXES: Mapping[str, Sequence[str]] = {
     "zero_stage": ("0", "1", "2", "3"), "bucket_bytes": ("0", "3e5", "25e6", "1e9", "1e13"),
     "tp_chunks": ("4", "1", "{attention_out: 2, mlp_in: 9}"), "expert_bucket_bytes": ("null", "0", "1e7", "1e12"),
     "redundant_experts": ("0", "8", "32"),
+    "fusion": ("[flash_attention]", "[flash_attention, fused_norm]", "[flash_attention, fused_loss]", "[fused_norm]"),
+    "cuda_graph": ("none", "layer", "attention"), "optimizer": ("adam", "muon", "sgd"), "dp_replicate": ("1", "2", "4"),
+    "reshard_after_forward": ("1", "0"), "prefetch_blocks": ("1", "0", "2", "3"), "layout": ("even", "auto"),
 }  # fmt: skip
+UNLIKELY = {
+    "cp", "vpp", "etp", "rank_order", "tp_chunks", "expert_bucket_bytes", "redundant_experts", "fusion", "cuda_graph",
+    "dp_replicate", "reshard_after_forward", "prefetch_blocks", "layout", "optimizer",
+}  # fmt: skip
+SHARES = ("0", "0.25", "0.5", "1")
 LAYERS = ("1", "2", "3", "7", "16", "40")
 OBJECTIVES = (
     "step_time_s: min", "peak_memory_bytes: min", "num_gpus: min", "cost_usd_per_mtoken: min", "tokens_per_s: max",
@@ -266,13 +294,16 @@ def any_space(seed: int) -> Space:
         return f"[{', '.join(draw.sample(values, min(draw.choice((1, 1, 2, most)), len(values))))}]"
 
     while True:
-        unlikely = {"cp", "vpp", "etp", "rank_order", "tp_chunks", "expert_bucket_bytes", "redundant_experts"} | (
-            {"ep"} if model == "llama" else set()
-        )
+        unlikely = UNLIKELY | ({"ep"} if model == "llama" else set())
         axes = {n: some(v, 3) for n, v in AXES.items() if draw.random() < (0.15 if n in unlikely else 0.6)}
         if "block" in axes.get("recompute", ""):
             axes["recompute_layers"] = f"[{', '.join(sorted(draw.sample(LAYERS, draw.choice((1, 2, 4))), key=int))}]"
-        flags = {name: some(("0", "1"), 2) for name in ("tp", "ep", "pp", "dp") if draw.random() < 0.6}
+        chances = {"tp": 0.6, "ep": 0.6, "pp": 0.6, "dp": 0.6, "cp": 0.15}
+        flags = {name: some(("0", "1"), 2) for name, chance in chances.items() if draw.random() < chance}
+        kinds = ("activations", "parameters", "gradients", "states")
+        shares = {name: some(SHARES, 3) for name in kinds if draw.random() < 0.1}
+        if shares:
+            axes["offload"] = f"{{{', '.join(f'{name}: {values}' for name, values in shares.items())}}}"
         flag_text = ", ".join(f"{name}: {values}" for name, values in flags.items())
         strategy = ", ".join(f"{name}: {values}" for name, values in axes.items()) + f", overlap: {{{flag_text}}}"
         some_objectives = OBJECTIVES[:2] + tuple(draw.sample(OBJECTIVES[2:], draw.choice((0, 0, 1, 2))))

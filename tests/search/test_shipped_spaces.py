@@ -35,10 +35,11 @@ def test_a_shipped_space_says_where_it_comes_from_and_has_a_reference(name):
 
 @pytest.mark.parametrize(("name", "reference"), REFERENCES)
 def test_a_reference_is_legal_and_fits(name, reference):
+    """On one of the systems, where a space has several."""
     space = load_space(name)
     strategy = space.references[reference]
-    assert not check(Case.of(space.model, strategy, space.system, space.workload))[0]
-    assert evaluate(space.model, strategy, space.system, space.workload, gate=True).feasible
+    legal = [s for s in space.systems if not check(Case.of(space.model, strategy, s, space.workload))[0]]
+    assert any(evaluate(space.model, strategy, system, space.workload, gate=True).feasible for system in legal)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def test_a_reference_is_legal_and_fits(name, reference):
 )
 def test_the_front_has_a_point_as_fast_as_each_reference_at_no_more_memory(name):
     space = load_space(name)
+    if len(space.systems) > 1:
+        pytest.skip("its objectives are more than these two")
     assert [o.column for o in space.objectives] == ["step_time_s", "peak_memory_bytes"]
     front = swept(space).values()
     for reference, strategy in space.references.items():

@@ -294,8 +294,8 @@ def test_routing_is_balanced_unless_the_workload_says_how_skewed_it_is():
 
 def test_shipped_spaces_load_by_name():
     assert shipped_spaces() == [
-        "deepseek_v3", "gpt3_175b", "gpt_oss_120b", "kimi_k2", "llama3_405b", "llama3_70b", "llama3_8b_small",
-        "nemotron_h_56b", "qwen3_235b",
+        "capacity_deepseek_v3", "deepseek_v3", "deepseek_v3_wide", "gpt3_175b", "gpt_oss_120b", "kimi_k2",
+        "llama3_405b", "llama3_70b", "llama3_70b_wide", "llama3_8b_small", "nemotron_h_56b", "qwen3_235b",
     ]  # fmt: skip
     space = load_space("deepseek_v3")
     assert (space.system.num_chips, space.workload.seq, space.workload.global_batch) == (2048, 4096, 15360)

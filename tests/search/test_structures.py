@@ -22,6 +22,8 @@ from tests.search.naive import candidates, raw_points, space_of
 from tests.search.small import SMALL, any_space
 
 SOME = [*SMALL, *range(8)]
+WIDE = {"deepseek_v3_wide", "llama3_70b_wide", "capacity_deepseek_v3"}
+"""Spaces whose rows take half a minute to price."""
 
 
 def named(name: str | int) -> Space:
@@ -73,7 +75,9 @@ def test_rules_are_counted_as_a_loop_over_all_points_counts_them(name):
     assert told == {rule: n for rule, n in counted.items() if n}
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in WIDE else n for n in shipped_spaces()]
+)
 def test_shipped_spaces_add_up_and_their_ids_are_legal(name):
     space = load_space(name)
     enumeration = enumerate_space(space)

@@ -11,12 +11,13 @@ import pytest
 import search.nest
 from estimator.batch import compose_rows
 from estimator.step import evaluate
-from search.axes import axis_values
+from search.axes import AXES, axis_values
 from search.candidates import batches, compose_ids
 from search.pool import BlockDone, RayPool
 from search.space import load_space
 from search.structures import strategy_at
 from search.sweep import SweepWorker, merge, prepare, sweep_plan
+from search.worlds import KEEP_AXES, OPTION_AXES, SIZES, VARIANT_AXES, WORLD_AXES
 from tests.search.naive import candidates, front, space_of
 from tests.search.small import MIDDLE, SMALL, any_space, enumerated, swept
 
@@ -32,7 +33,7 @@ def test_the_front_is_that_of_a_loop_over_evaluate(name):
     assert enumerated(space) == wanted
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [n if n < 40 else pytest.param(n, marks=pytest.mark.slow) for n in range(100)])
 def test_the_front_of_a_random_space_is_that_of_a_loop_over_evaluate(seed):
     space = any_space(seed)
     wanted = front(space, candidates(space))
@@ -139,6 +140,21 @@ def test_two_search_orders_find_one_front_on_a_billion_candidates():
     assert plan.enumeration.legal >= 10**9
     assert forward.ids.tolist() == backward.ids.tolist()
     assert forward.values.tolist() == backward.values.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_70b_wide", "deepseek_v3_wide"])
+def test_two_search_orders_find_one_front_with_every_dimension_open(name):
+    plan = prepare(load_space(name))
+    forward, backward = sweep_plan(plan), sweep_plan(plan, reverse=True)
+    assert plan.enumeration.legal >= {"llama3_70b_wide": 10**12, "deepseek_v3_wide": 10**13}[name]
+    assert forward.ids.tolist() == backward.ids.tolist()
+    assert forward.values.tolist() == backward.values.tolist()
+
+
+def test_every_axis_of_a_space_is_one_of_sizes_worlds_variants_keeps_or_options():
+    kinds = (SIZES, ("schedule",), WORLD_AXES, VARIANT_AXES, KEEP_AXES, OPTION_AXES)
+    assert sorted(name for kind in kinds for name in kind) == sorted(axis.name for axis in AXES)
 
 
 def test_one_machine_code_serves_every_space_recipe_and_read_only_plan():
