@@ -105,11 +105,30 @@ class BatchIndex:
         write_bytes(self.path / INDEX, (dump_json(data, indent=2) + "\n").encode())
 
 
+_TEXT = ("run", "name", "model", "outcome", "error")
+_NUMBERS = ("legal", "front", "seconds")
+
+
 def _entry(row: dict[str, Any]) -> Entry:
+    """A row of the file, each field of the kind that it must be; ValueError names the one that is not."""
     known = {f.name for f in fields(Entry)}
     if unknown := sorted(set(row) - known):
         raise ValueError(f"a run has no {unknown[0]!r}")
-    return Entry(**{**row, "systems": tuple(row["systems"]), "num_gpus": tuple(row["num_gpus"])})
+    entry = Entry(**{**row, "systems": tuple(row["systems"]), "num_gpus": tuple(row["num_gpus"])})
+    checks = {
+        **{name: isinstance(getattr(entry, name), str) for name in _TEXT},
+        **{name: isinstance(getattr(entry, name), int | float | None) for name in _NUMBERS},
+        "sampler": isinstance(entry.sampler, str | None),
+        "systems": bool(entry.systems) and all(isinstance(name, str) for name in entry.systems),
+        "num_gpus": len(entry.num_gpus) == len(entry.systems) and all(isinstance(n, int) for n in entry.num_gpus),
+        "best": isinstance(entry.best, dict) and all(isinstance(x, int | float) for x in entry.best.values()),
+    }
+    for name, good in checks.items():
+        if not good:
+            raise ValueError(f"{name} of a run cannot be {getattr(entry, name)!r}")
+    if folder_names([entry.run]) != [entry.run]:
+        raise ValueError(f"run must be the name of a folder of the batch, but is {entry.run!r}")
+    return entry
 
 
 def folder_names(names: Sequence[str]) -> list[str]:

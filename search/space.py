@@ -125,7 +125,10 @@ class Space:
     def system(self) -> SystemSpec:
         """The system, where there is one."""
         if len(self.systems) != 1:
-            raise SpaceError(f"{self.name}: system: a configuration has one; got {len(self.systems)}; accepted one")
+            remedy = "one, such as --set 'system={cluster: NAME, num_chips: N}'"
+            raise SpaceError(
+                f"{self.name}: system: a configuration has one; got {len(self.systems)}; accepted {remedy}"
+            )
         return self.systems[0]
 
     def strategy(self) -> Strategy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from results.files import as_user_error, dump_json
 from results.store import is_run
 
-__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "json_text", "tell", "write"]
+__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "check_writable", "json_text", "tell", "write"]
 
 NOTHING_FEASIBLE = 3
 INPUTS = ("spaces", "config", "target", "tables", "a", "b")  # of the command line: files that a command reads
@@ -63,6 +64,16 @@ def check_free(args: argparse.Namespace, name: str) -> None:
         raise ValueError(f"{path}: an output must not replace the input; give another file")
     if any(is_run(folder) for folder in path.resolve().parents[:2]):
         raise ValueError(f"{path}: an output must not replace a file of a run; give another file")
+
+
+def check_writable(args: argparse.Namespace, name: str) -> None:
+    """ValueError where an answer could not be written to `name`, before long work that it would tell of."""
+    check_free(args, name)
+    folder = Path(name).parent
+    if not folder.is_dir():
+        raise ValueError(f"{name}: cannot write: {folder} is no folder; give a file in one that exists")
+    if Path(name).is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{name}: cannot write there; give another file")
 
 
 def _words(value: str | list[str] | None) -> list[str]:

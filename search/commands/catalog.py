@@ -165,7 +165,7 @@ def _spaces() -> list[Cells]:
                 "name": name,
                 "model": space.model.name,
                 "num_chips": max(system.num_chips for system in space.systems),
-                "system": space.systems[0].name,
+                "system": ", ".join(dict.fromkeys(system.name for system in space.systems)),
                 "raw_size": space.raw_size,
                 "references": ", ".join(space.references),
             }

@@ -17,7 +17,7 @@ from results.report.text import hanging
 from results.store import RunFolder, claimable
 from results.table import Table
 from search.choice import check_searchable
-from search.commands.answer import NOTHING_FEASIBLE, answer, tell
+from search.commands.answer import NOTHING_FEASIBLE, answer, check_writable, tell
 from search.commands.launch_many import launch_many, resume_many
 from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.point import model_line
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = [load_space(name, overrides) for name in _spaces(args.spaces)]
     for space in loaded:
         check_searchable(space)
+    if args.output is not None:
+        check_writable(args, args.output)
     warm = _warm(args.warm, loaded) if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
     options = replace(_options(args, out), warm=warm)

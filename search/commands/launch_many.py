@@ -81,19 +81,19 @@ def _carry_out_one(batch: BatchIndex, number: int, options: LaunchOptions) -> in
     try:
         with watching() as watcher:
             folder = resume(path, options, watcher)
+        if len(folder.read_front()):
+            batch.settle(number, outcome="done", **_facts(folder))
+            return 0
+        return _nothing(batch, number)
     except Interrupted:
         batch.settle(number, outcome="interrupted")
         return INTERRUPTED
     except NothingFeasible:
         return _nothing(batch, number)
-    except (ValueError, PoolError) as error:
+    except (ValueError, OSError, PoolError) as error:
         return _failed(batch, number, error, BAD_INPUT)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         return _failed(batch, number, error, DEFECT)
-    if not len(folder.read_front()):
-        return _nothing(batch, number)
-    batch.settle(number, outcome="done", **_facts(folder))
-    return 0
 
 
 def _nothing(batch: BatchIndex, number: int) -> int:

@@ -102,7 +102,7 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if parts is None and is_run(Path(target)):
         raise ValueError(f"{target}: a run holds many points; write {target}:ID, with an id of `search show {target}`")
     if parts is None:
-        return _of_space(load_space(target, overrides), reference, target)
+        return _of_space(load_space(target, _of_named(reference, overrides)), reference, target)
     if reference is not None:
         raise ValueError(
             f"--reference goes with a space file, but got {target}; write {target.rpartition(':')[0]}:{reference}"
@@ -111,6 +111,12 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if overrides:
         space = parse_space(space.resolved_yaml(), target, parts[0].path, overrides)
     return _of_space(space, None, target)
+
+
+def _of_named(reference: str | None, overrides: Sequence[str]) -> list[str]:
+    """Overrides of a strategy are those of the named point as well, which would keep its own values otherwise."""
+    mine = [text.replace("strategy.", f"reference.{reference}.", 1) for text in overrides if text[:9] == "strategy."]
+    return [*overrides, *(mine if reference is not None else ())]
 
 
 def _of_space(space: Space, reference: str | None, target: str) -> Point:

@@ -26,6 +26,8 @@ __all__ = ["Row", "compared", "run"]
 
 RECOMPUTES = (Recompute(), Recompute.parse("core_attn"), Recompute.parse("full"))
 """What is tried beside the configuration's own recompute, for a schedule that holds more to fit as well."""
+MAX_PASSES = 20_000  # micro-batches times chunks: about a minute for all schedules
+MAX_GB = 1e6
 SMALL_RANKS, SMALL_MICRO_BATCHES = 8, 16  # up to here the terminal shows who runs what
 
 
@@ -69,6 +71,8 @@ class Row:
 def run(args: argparse.Namespace) -> int:
     """Prints the table; exit 3 where no schedule fits."""
     point = read_point(args.config, args.reference, args.overrides)
+    if args.memory is not None and args.memory > MAX_GB:
+        raise ValueError(f"--memory must be at most {MAX_GB:g} GB a chip, but got {args.memory:g}; give gigabytes")
     limit = point.system.usable_hbm_bytes if args.memory is None else args.memory * GB
     picture = args.output is not None and Path(args.output).suffix == ".png"
     if picture:
@@ -91,6 +95,7 @@ def compared(point: Point, limit_bytes: float) -> tuple[list[Row], dict[str, str
     """Every schedule, those that fit first and the fastest of them first; and why others are refused."""
     if int(point.strategy.pp) < 2:
         raise ValueError(f"pp ({point.strategy.pp}) must be at least 2 to compare schedules; set strategy.pp")
+    _check_work(point)
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for schedule in Schedule:
@@ -105,7 +110,19 @@ def compared(point: Point, limit_bytes: float) -> tuple[list[Row], dict[str, str
             fits = [one for one in tried if float(one[1].device_memory_bytes) <= limit_bytes]
             best = min(fits, key=_seconds) if fits else min(tried, key=_bytes)
             rows.append(_row(point, *best, fits=bool(fits)))
+    if not rows:
+        raise ValueError(refused[point.strategy.schedule.value])
     return sorted(rows, key=lambda row: (not row.fits, float(row.result.step_time_s))), refused
+
+
+def _check_work(point: Point) -> None:
+    """ValueError where simulating every pass of every schedule would take minutes."""
+    m = int(Case.of(point.model, point.strategy, point.system, point.workload).sizes["num_micro_batches"][0])
+    if (num := m * int(point.strategy.pp) * int(point.strategy.vpp)) > MAX_PASSES:
+        raise ValueError(
+            f"micro-batches ({m}) times pp * vpp must be at most {MAX_PASSES} to simulate every schedule, but are "
+            f"{num}; lower workload.global_batch, or raise strategy.micro_batch"
+        )
 
 
 def _seconds(one: tuple[Strategy, StepResult]) -> float:
@@ -163,14 +180,14 @@ def _lane(row: Row) -> Lane:
 
 
 def _text(point: Point, rows: Sequence[Row], refused: dict[str, str], limit: float) -> str:
-    header = ["schedule", "recompute", "a step", "bubble", "memory", "activations", "held", ""]
+    header = ["schedule", "recompute", "a step", "bubble", "memory", "activations", "held", "fits"]
     cells = []
     for row in rows:
         told, (worst, nbytes) = row.as_dict(), row.activations
         cells.append([
             row.name, told["recompute"], format_seconds(told["step_time_s"]), f"{told['bubble_share']:.1%}",
             format_bytes(told["device_memory_bytes"]), f"{format_bytes(nbytes)} on rank {worst}",
-            f"{row.held:g}", "" if row.fits else "does not fit",
+            f"{row.held:g}", "yes" if row.fits else "no",
         ])  # fmt: skip
     lines = [
         *headline(point), "",
@@ -179,7 +196,7 @@ def _text(point: Point, rows: Sequence[Row], refused: dict[str, str], limit: flo
         *columns(header, cells, left=2),
     ]  # fmt: skip
     if refused:
-        lines += ["", *hanging("refused: ", ", ".join(refused))]
+        lines += ["", *(line for name, why in refused.items() for line in hanging(f"refused: {name}: ", why))]
     p = int(point.strategy.pp)
     for row in rows:
         m = sum(item.kind in {Kind.F, Kind.PAIR} for item in row.passes[0]) // int(row.strategy.vpp)

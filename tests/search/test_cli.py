@@ -651,3 +651,12 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["search", "catalog", "spaces"])
     assert main() == 0
     assert "deepseek_v3" in capsys.readouterr().out
+
+
+def test_an_override_of_a_strategy_is_one_of_the_named_point_too(search):
+    first, second = (
+        json.loads(search("estimate", "llama3_70b:rule_of_thumb", *words, "--json").out)
+        for words in ((), ("--set", "strategy.tp=4"))
+    )
+    assert (first["strategy"]["tp"], second["strategy"]["tp"]) == (8, 4)
+    assert first["step_time_s"] != second["step_time_s"]

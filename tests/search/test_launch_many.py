@@ -184,3 +184,41 @@ def test_runs_of_a_batch_share_one_ray(search, spaces, monkeypatch):
     assert said.code == 0
     assert len(started) == 1
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": 5}, {"run": "../a"}, {"num_gpus": ["x"]}, {"systems": [], "num_gpus": []}, {"best": [1]},
+        {"best": {"step_time_s": "abc"}}, {"front": "many"}, {"outcome": "lost"}, {"error": None},
+    ],
+)  # fmt: skip
+def test_a_row_of_the_index_of_the_wrong_kind_is_one_line(search, spaces, change):
+    search("launch", "spaces/[ab].yaml", *INLINE, "--out", "batch")
+    data = json.loads(Path("batch/index.json").read_text())
+    data["runs"][0] |= change
+    Path("batch/index.json").write_text(json.dumps(data))
+    for words in (("resume", "batch", *INLINE), ("runs", "batch"), ("show", "batch")):
+        said = search(*words)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert "index.json: must be the index of a batch" in said.err
+
+
+def test_a_run_whose_space_is_gone_does_not_end_the_others(search, spaces):
+    search("launch", "spaces/[ab].yaml", *INLINE, "--out", "batch")
+    index = BatchIndex.open(Path("batch"))
+    for number in range(2):
+        index.settle(number, outcome="waiting")
+    Path("batch/a/space.yaml").unlink()
+    Path("batch/a/space.yaml").mkdir()
+    said = search("resume", "batch", *INLINE)
+    assert said.code == 2
+    assert [row["outcome"] for row in BatchIndex.open(Path("batch")).rows()] == ["failed", "done"]
+    assert "a: " in said.out
+
+
+def test_an_answer_that_cannot_be_written_stops_a_launch_before_it_begins(search, spaces):
+    for place in ("nowhere/answer.json", "spaces/a.yaml", "spaces"):
+        said = search("launch", "spaces/a.yaml", *INLINE, "--out", "run", "--json", "-o", place)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert not Path("run").exists()
