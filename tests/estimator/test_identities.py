@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from estimator.result import COLUMNS, column
+from estimator.schedule.rules import VEES
 from estimator.step import evaluate
 from estimator.strategy import Overlap, Recompute, Schedule, Strategy
 from estimator.tables import model_flops_per_token
@@ -120,7 +121,7 @@ def test_mfu_is_model_flops_over_the_peak_of_the_recipes_products(precision, dty
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_stages_of_a_scalar_are_the_ranks_of_its_pipeline(schedule):
-    vpp = 2 if schedule is Schedule.INTERLEAVED else 1
+    vpp = 2 if schedule in {Schedule.INTERLEAVED, Schedule.BREADTH_FIRST, *VEES} else 1
     result = step(LLAMA, Strategy(pp=4, vpp=vpp, schedule=schedule), 8)
     assert [s.rank for s in result.stages] == [0, 1, 2, 3]
     copies = 2 if schedule is Schedule.DUALPIPE else 1
@@ -130,7 +131,7 @@ def test_stages_of_a_scalar_are_the_ranks_of_its_pipeline(schedule):
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.DUALPIPE])
 def test_the_finishing_ranks_busy_seconds_are_its_stages(schedule):
-    vpp = 2 if schedule is Schedule.INTERLEAVED else 1
+    vpp = 2 if schedule in {Schedule.INTERLEAVED, Schedule.BREADTH_FIRST, *VEES} else 1
     result = step(LLAMA, Strategy(pp=4, vpp=vpp, schedule=schedule), 8)
     stage = result.stages[result.finishing_rank]
     m = WORK.global_batch / 2 / (2 if schedule is Schedule.DUALPIPE else 1)

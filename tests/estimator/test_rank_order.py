@@ -19,7 +19,16 @@ WORK = Workload(seq=2048, global_batch=64)
 
 
 def nets(order: RankOrder, **sizes: float) -> np.ndarray:
-    whole = {"tp": 1.0, "cp": 1.0, "pp": 1.0, "ep": 1.0, "etp": 1.0, "dp": 1.0, "copies": 1.0} | sizes
+    whole = {
+        "tp": 1.0,
+        "cp": 1.0,
+        "pp": 1.0,
+        "ep": 1.0,
+        "etp": 1.0,
+        "dp": 1.0,
+        "copies": 1.0,
+        "dp_replicate": 1.0,
+    } | sizes
     return group_costs(H100, False, order, {name: np.array([whole[name]]) for name in NET_SIZES})[0]
 
 

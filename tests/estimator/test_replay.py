@@ -388,7 +388,7 @@ def test_a_circle_outside_the_part_holds_nobody_up():
         ({"takes": [0.0, np.nan]}, r"takes must .* 'task 1'"),
         ({"loads": [[0.0, 0.0], [0.0, -1.0]]}, r"loads must .* 'task 1'"),
         ({"alloc_bytes": [-1.0, 0.0]}, r"alloc_bytes must .* 'task 0'"),
-        ({"shield": [0, 99]}, r"shield must be an index below 8, but is 99 for task 1"),
+        ({"shield": [0, 99]}, r"shield must be an index below 9, but is 99 for task 1"),
         ({"edges": [(0, 2)]}, r"after must be a task from 0 to 1, but is 2 on edge 'task 0' -> 'task 2'"),
         ({"edges": [(-1, 1)]}, r"before must be a task from 0 to 1, but is -1"),
         ({"micro_batch": [3, 3], "seconds": [-1.0, 1.0]}, r"'task 0 of micro-batch 3'"),

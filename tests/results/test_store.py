@@ -368,7 +368,7 @@ def test_a_run_from_before_a_column_reads_its_default(run, make_front):
     assert read.names == front.names
     for name in front.names:
         np.testing.assert_array_equal(read[name], front[name])
-    assert read.row(0) == front.row(0)
+    assert repr(read.row(0)) == repr(front.row(0))  # by their text, for a band that is not known is NaN
 
 
 def test_a_manifest_takes_finite_numbers_and_known_states_only(run):

@@ -187,7 +187,7 @@ def test_a_full_row_assumes_only_what_has_no_column() -> None:
     ("changes", "reason"),
     [
         ({"precision": "int4"}, "precision int4 is not modelled"),
-        ({"schedule": "zb-h2"}, "schedule zb-h2 is not modelled"),
+        ({"schedule": "chimera"}, "schedule chimera is not modelled"),
         ({"attention": "window"}, "attention window is not modelled"),
         ({"arch": "other"}, "arch other is not modelled"),
         ({"optimizer": "lamb"}, "optimizer lamb is not modelled"),
