@@ -84,7 +84,7 @@ def load_factor(
 
     A rank with s experts gets at most min(1, s / top_k) of all rows, whatever is sampled.
 
-    >>> load_factor(2, 2, 0, 0.25)  # two experts: 1 + skew and 1 - skew
+    >>> round(load_factor(2, 2, 0, 0.25), 12)  # two experts: 1 + skew and 1 - skew
     1.25
     """
     if not skew or ep == 1:
