@@ -42,8 +42,8 @@ TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search re
 
 def launch(space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
     """A new run of `space`. Raises NothingFeasible with the run folder written, Interrupted once there is one."""
-    space, _ = folded(space)
     with begin(space, options) as run:
+        space, _ = folded(space)
         return _replay(_carry_out(run, space, options, progress), space, options, progress)
 
 

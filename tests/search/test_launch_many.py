@@ -222,3 +222,12 @@ def test_an_answer_that_cannot_be_written_stops_a_launch_before_it_begins(search
         said = search("launch", "spaces/a.yaml", *INLINE, "--out", "run", "--json", "-o", place)
         assert (said.code, said.err.count("\n")) == (2, 1)
         assert not Path("run").exists()
+
+
+def test_what_a_space_folds_stands_in_the_manifest_of_a_run_alone_and_in_a_batch(search, spaces):
+    (spaces / "a.yaml").write_text(FITS.replace("strategy: {", "strategy: {ep: [1, 2], "))
+    assert search("launch", "spaces/a.yaml", *INLINE, "--out", "alone").code == 0
+    assert search("launch", "spaces/[ab].yaml", *INLINE, "--out", "batch").code == 0
+    for place in ("alone", "batch/a"):
+        (notice,) = RunFolder.open(Path(place)).manifest["notices"]
+        assert notice.startswith("ep: 1, 2 has no effect on")
