@@ -23,6 +23,7 @@ from estimator.strategy import (
     LayoutRule,
     Offload,
     Optimizer,
+    Overlap,
     RankOrder,
     RecomputeKind,
     Schedule,
@@ -96,9 +97,9 @@ def _whole_sizes(c: Case) -> np.ndarray:
 
 
 def _flags(c: Case) -> np.ndarray:
-    flags = [c.sizes[f"overlap_{n}"] for n in ("tp", "cp", "ep", "pp", "dp")]
+    flags = [c.sizes[f"overlap_{f.name}"] for f in fields(Overlap)]
     good = [(f == 0) | (f == 1) for f in (*flags, c.reshard_after_forward)]
-    shares = [c.sizes[f"offload_{n}"] for n in ("activations", "parameters", "gradients", "states")]
+    shares = [c.sizes[f"offload_{f.name}"] for f in fields(Offload)]
     good += [(share >= 0) & (share <= 1) for share in shares]
     good += [(c.prefetch_blocks >= 0) & (c.prefetch_blocks % 1 == 0)]
     stage = c.zero_stage
@@ -274,7 +275,7 @@ def _segments(c: Case) -> np.ndarray:
     if len(parts) == 1:
         return _true(c)
     whole = np.logical_and.reduce([c.pp * part.num_chips % c.system.num_chips == 0 for part in parts])
-    shares = [c.sizes[f"offload_{n}"] for n in ("activations", "parameters", "gradients", "states")]
+    shares = [c.sizes[f"offload_{f.name}"] for f in fields(Offload)]
     here = np.logical_and.reduce([share == 0 for share in shares])
     if c.strategy.layout is LayoutRule.AUTO:
         here = here & (c.vpp == 1)

@@ -7,7 +7,6 @@ reader sees at any time what is done, what is under way and what waits.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -15,14 +14,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from results.files import as_user_error, dump_json, write_bytes
-from results.store import RunFolder, claimable, fresh_folder
+from results.store import RunFolder, claimable, folder_name, fresh_folder
 
-__all__ = ["INDEX", "OUTCOMES", "BatchIndex", "Entry", "folder_names", "is_batch"]
+__all__ = ["ENDED", "INDEX", "OUTCOMES", "BatchIndex", "Entry", "folder_names", "is_batch"]
 
 INDEX = "index.json"
 VERSION = 1
 OUTCOMES = ("waiting", "running", "interrupted", "done", "nothing feasible", "failed")
 """What becomes of a run of a batch."""
+ENDED = frozenset({"done", "nothing feasible"})
+"""Outcomes that a resumed batch leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
     """
     taken: list[str] = []
     for name in names:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+        stem = folder_name(name)
         number, chosen = 1, stem
         while chosen in taken:
             number += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -76,6 +76,7 @@ def _field(
     return Field(name=name, kind=kind, unit=unit, description=description, default=default)
 
 
+_OVERLAPS, _OFFLOADS = (tuple(f.name for f in fields(kind)) for kind in (Overlap, Offload))
 _STRATEGY_FIELDS = (
     _field(Plain.INT64, "tp", "tensor parallel degree", "1"),
     _field(Plain.INT64, "pp", "pipeline stages", "1"),
@@ -114,7 +115,7 @@ _STRATEGY_FIELDS = (
     _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
     *(
         _field(Plain.FLOAT64, f"offload_{what}", f"share of {what} in the host's memory", "1", default=0.0)
-        for what in ("activations", "parameters", "gradients", "states")
+        for what in _OFFLOADS
     ),
     _field(Plain.INT64, "interleave_group", "micro-batches of a chunk's turn; 0: pp", "1", default=0),
     _field(Plain.STRING, "cuda_graph", "launches that are captured once", default="none"),
@@ -266,10 +267,8 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
         recompute_per_chunk=_split(row["recompute_per_chunk"], "same"),
         precision=row["precision"],
         optimizer=Optimizer(row["optimizer"]),
-        overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in ("tp", "cp", "ep", "pp", "dp")}),
-        offload=Offload(
-            **{name: float(row[f"offload_{name}"]) for name in ("activations", "parameters", "gradients", "states")}
-        ),
+        overlap=Overlap(**{axis: int(row[f"overlap_{axis}"]) for axis in _OVERLAPS}),
+        offload=Offload(**{name: float(row[f"offload_{name}"]) for name in _OFFLOADS}),
         interleave_group=int(row["interleave_group"]),
         cuda_graph=CudaGraph(row["cuda_graph"]),
         shared_expert_overlap=bool(row["shared_expert_overlap"]),

@@ -21,7 +21,7 @@ from results.files import append_line, as_user_error, dump_json, read_lines, wri
 from results.schema import FRONT_FIELDS, REJECTION_FIELDS, REPLAY_FIELDS, SCHEMA_VERSION, Field, conform
 from results.table import Table
 
-__all__ = ["STATES", "RunFolder", "claimable", "fresh_folder", "is_run", "list_runs"]
+__all__ = ["STATES", "RunFolder", "claimable", "folder_name", "fresh_folder", "is_run", "list_runs"]
 
 STATES = ("running", "interrupted", "done", "failed")
 RUNS = Path("runs")
@@ -314,9 +314,18 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"numbers must be finite, but one is {name}")
 
 
+def folder_name(name: str) -> str:
+    """What a run of that name may call its folder.
+
+    >>> folder_name("a b"), folder_name("..")
+    ('a-b', 'run')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+
+
 def fresh_folder(name: str) -> Path:
     """A new folder `runs/NAME-TIMESTAMP`."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    stem = folder_name(name)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):
         path = RUNS / (f"{stem}-{stamp}" + (f"-{attempt}" if attempt > 1 else ""))

@@ -25,7 +25,6 @@ __all__ = ["Rejected", "Slab", "pairs_of", "refusal_of", "slabs", "told_of"]
 
 Told = dict[str, Any]
 Rejected = dict[str, tuple[int, str]]
-PairsRefused = tuple[np.ndarray, dict[str, tuple[int, str]]]
 """By rule: how many points it refuses, and an example."""
 
 CHUNK = 1 << 18  # grid points that are checked at a time: a few tens of MB of masks
@@ -71,10 +70,12 @@ def refusal_of(space: Space, system: SystemSpec, axis: str, value: object) -> tu
     return "", ""
 
 
-def pairs_of(space: Space, system: SystemSpec, strategies: Sequence[Strategy], shares: np.ndarray) -> PairsRefused:
+def pairs_of(
+    space: Space, system: SystemSpec, strategies: Sequence[Strategy], shares: np.ndarray
+) -> tuple[np.ndarray, Rejected]:
     """Which variants and `shares` on the host [N, 4] rules let stand together [V, N]; else the rule, and why."""
     ok = np.ones((len(strategies), len(shares)), dtype=bool)
-    refused: dict[str, tuple[int, str]] = {}
+    refused: Rejected = {}
     known: dict[tuple[object, bytes], tuple[str, str]] = {}
     for v, strategy in enumerate(strategies):
         for k, share in enumerate(shares):

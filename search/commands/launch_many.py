@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from results.batch_index import INDEX, BatchIndex, Entry, folder_names
+from results.batch_index import ENDED, INDEX, BatchIndex, Entry, folder_names
 from results.report.batch import batch_table
 from results.store import RunFolder
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
@@ -52,7 +52,7 @@ def resume_many(args: argparse.Namespace, path: Path, options: LaunchOptions) ->
 
 def _carry_out(args: argparse.Namespace, batch: BatchIndex, options: LaunchOptions) -> int:
     worst = 0
-    left = [n for n, entry in enumerate(batch.entries) if entry.outcome not in {"done", "nothing feasible"}]
+    left = [n for n, entry in enumerate(batch.entries) if entry.outcome not in ENDED]
     with _workers(options) if left else nullcontext():
         for number in left:
             code = _carry_out_one(batch, number, options)
@@ -136,6 +136,6 @@ def _next(batch: BatchIndex, rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"index: {batch.path / INDEX}", "next:", f"  search runs {place}"]
     if done := [row for row in rows if row["outcome"] == "done"]:
         lines.append(f"  search show {shlex.quote(str(batch.path / done[0]['run']))}")
-    if any(row["outcome"] not in {"done", "nothing feasible"} for row in rows):
+    if any(row["outcome"] not in ENDED for row in rows):
         lines.append(f"  search resume {place}")
     return lines
