@@ -28,7 +28,7 @@ from estimator.rules import Case
 from estimator.schedule import placement
 from estimator.segments import joined_costs, segment_of_chunks
 from estimator.span import in_flight_peak, owed_peak
-from estimator.span_codes import CODES, holds_pairs, splits_backward
+from estimator.span_codes import CODES, holds_pairs
 from estimator.strategy import Offload, RecomputeKind, Schedule, Strategy
 from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder, choice_index
 from estimator.workload import Workload
@@ -124,7 +124,7 @@ def configured_layouts(
     chunks = placement(strategy.schedule, pp, vpp)
     costs = joined_costs([chunk_costs(
         layers, slot, depths, ends, held_ends, mine, again, flags, choice_index(builder.choices, strategy.recompute),
-        splits_backward(code), keep, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
+        code, keep, float(prices.hop_bytes[0]) * net[Net.HOP_PER_BYTE] + net[Net.HOP_LATENCY],
         _read_only(net), constants,
     ) for mine, again in on_chips], segment_of_chunks(system, chunks))  # fmt: skip
     made = program(strategy.schedule, pp, vpp, m, strategy.interleave_group)

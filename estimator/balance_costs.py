@@ -13,15 +13,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from estimator.chunk import TRAFFIC, chunk_seconds, zero_traffic
 from estimator.compose import (
     AGAIN,
     ONCE,
-    TRAFFIC,
     again_seconds,
     choose_columns,
-    chunk_seconds,
     once_seconds,
-    zero_traffic,
 )
 from estimator.cost.table import Base
 from estimator.jit import njit
@@ -102,7 +100,7 @@ def linear_costs(layers: np.ndarray, first: float, last: float, num_chunks: int,
 @njit(cache=True)
 def chunk_costs(
     kind_of: np.ndarray, slot: np.ndarray, depths: np.ndarray, ends: np.ndarray, held_ends: np.ndarray,
-    base: np.ndarray, again: np.ndarray, flags: np.ndarray, choice: int, splits: bool, keep, hop: float,
+    base: np.ndarray, again: np.ndarray, flags: np.ndarray, choice: int, code: int, keep, hop: float,
     net: np.ndarray, c,
 ) -> ChunkCosts:  # fmt: skip
     """Seconds and bytes of every possible chunk of one configuration.
@@ -145,7 +143,7 @@ def chunk_costs(
                 once_seconds(counts, 0, cols, once)
                 again_seconds(counts, first, 0, depths[s], choice, r, repeated)
                 zero_traffic(counts, 0, base, net, c, traffic)
-                passes = chunk_seconds(once, repeated, splits, keep, flags[3], traffic)
+                passes = chunk_seconds(once, repeated, code, keep, flags[3], traffic)
                 seconds[s, start, stop] = (passes[0] + passes[1] + passes[2]) + sends * sent
                 chunk_bytes(counts, first, depths[s], again, choice, saved, most, live)
                 owed_bytes(counts, base, owed)

@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from estimator.chunk import TRAFFIC, chunk_seconds, zero_traffic
 from estimator.compose import (
     AGAIN,
     ONCE,
     PASSES,
-    TRAFFIC,
     Net,
     Tables,
     again_seconds,
     choose_columns,
-    chunk_seconds,
     finish,
     once_seconds,
     pair_hop,
@@ -26,7 +25,6 @@ from estimator.compose import (
     rank_params,
     rank_windows,
     spans_of,
-    zero_traffic,
 )
 from estimator.cost.table import Again, Base
 from estimator.gradients import (
@@ -57,7 +55,7 @@ from estimator.memory import (
     static_bytes,
 )
 from estimator.span import alone_passes, in_flight_peak, owed_peak, scratch_rows
-from estimator.span_codes import DUALPIPE, holds_pairs, splits_backward
+from estimator.span_codes import DUALPIPE, holds_pairs
 from estimator.span_program import program_rows
 
 __all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "staging_bytes"]
@@ -230,14 +228,14 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
         hop = t.hop_bytes[rows.row[i]] * net[HOP_BYTE] + net[HOP_LAT]
         # One candidate fills all lanes; lane 0 is read.
         classes, chunks = np.empty((PASSES * num_classes, WIDTH)), np.empty((PASSES * num_chunks, WIDTH))
-        splits, coupled = splits_backward(code), pair_hop(code, ep, hop, pp == 0)
+        coupled = pair_hop(code, ep, hop, pp == 0)
         for j in range(num_classes):
             once_seconds(place.counts, j, cols, once)
             again_seconds(place.counts, place.first, j, layers, choice, r, repeated)
             zero_traffic(place.counts, j, base, net, c, traffic)
-            passes = chunk_seconds(once, repeated, splits, keep, dp, traffic)
+            passes = chunk_seconds(once, repeated, code, keep, dp, traffic)
             if offloads:
-                bare = chunk_seconds(once, repeated, splits, at_home(keep), dp, traffic)
+                bare = chunk_seconds(once, repeated, code, at_home(keep), dp, traffic)
                 waits[0, j], waits[1, j], waits[2, j] = passes[0] - bare[0], passes[1] - bare[1], passes[2] - bare[2]
             for n in range(PASSES):
                 put(classes, n * num_classes + j, splat(passes[n] + coupled if n == 1 else passes[n]))

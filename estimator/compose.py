@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
 from estimator.lanes import load, put, splat
@@ -22,9 +21,8 @@ from estimator.span_codes import INTERLEAVED
 from estimator.span_program import walk
 
 __all__ = [
-    "AGAIN", "ONCE", "PASSES", "TRAFFIC", "Constants", "Net", "Place", "Tables", "again_seconds", "choose_columns",
-    "chunk_seconds", "finish", "once_seconds", "pair_hop", "place_of", "program_of", "rank_params", "rank_windows",
-    "spans_of", "zero_traffic",
+    "AGAIN", "ONCE", "PASSES", "Constants", "Net", "Place", "Tables", "again_seconds", "choose_columns", "finish",
+    "once_seconds", "pair_hop", "place_of", "program_of", "rank_params", "rank_windows", "spans_of",
 ]  # fmt: skip
 
 
@@ -115,8 +113,6 @@ ONCE: Final = 7
 take longer alone; seconds of their expert traffic on the outermost tier."""
 AGAIN: Final = 4
 """What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier. And the bytes kept."""
-TRAFFIC: Final = 10
-"""What ZeRO and the host move for it: see `zero_traffic`."""
 PASSES: Final = 5
 """Rows of seconds by class or chunk: forward, input gradient, weight gradient, the first two alone."""
 
@@ -126,9 +122,6 @@ W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
 F_WIRE, B_WIRE, R_WIRE, A_SAVED = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE), int(Again.SAVED_BYTES)
-DENSE_W, EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
-N_SHARDS, N_BYTE, N_LAT, N_OUTER = (int(Net[f"SHARD{n}"]) for n in ("S", "_PER_BYTE", "_LATENCY", "_OUTER"))
-N_ESHARDS, N_E_BYTE, N_E_LAT, N_E_OUTER = (int(Net[f"ESHARD{n}"]) for n in ("S", "_PER_BYTE", "_LATENCY", "_OUTER"))
 
 
 @njit(cache=True)
@@ -152,44 +145,6 @@ def choose_columns(base, again_all, tp, ep, cols, r):
             r[c, k, 1] = a[R_EP0] - a[R_EP0 + ep]
             r[c, k, 2] = a[R_WIRE]
             r[c, k, 3] = a[A_SAVED]
-
-
-@njit(cache=True)
-def zero_traffic(counts, j, base, net, c, out):
-    """What ZeRO and the host move for chunk j and one micro-batch: fills `out` [TRAFFIC].
-
-    Seconds to gather its weights once and to reduce-scatter its gradients once, block by block; for how much of these
-    the outermost tier is busy; the number of blocks. Then the link to the host: seconds of a byte; of the chunk's
-    weights, whole and a rank's shard; of its gradients, likewise.
-    """
-    dense = 0.0
-    expert = 0.0
-    dense_w = 0.0
-    expert_w = 0.0
-    blocks = 0.0
-    for k in range(counts.shape[1]):
-        dense += counts[j, k] * base[k, DENSE]
-        expert += counts[j, k] * base[k, EXPERT]
-        dense_w += counts[j, k] * base[k, DENSE_W]
-        expert_w += counts[j, k] * base[k, EXPERT_W]
-        blocks += counts[j, k]
-    wire = dense * net[N_BYTE] + expert * net[N_E_BYTE]
-    outer = dense * net[N_BYTE] * net[N_OUTER] + expert * net[N_E_BYTE] * net[N_E_OUTER]
-    latency = blocks * (net[N_LAT] + net[N_E_LAT])
-    out[0], out[1] = wire * c.gather_bytes + latency, wire * c.grad_bytes + latency
-    out[2], out[3], out[4] = outer * c.gather_bytes, outer * c.grad_bytes, blocks
-    down = c.grad_bytes * c.host_sum_s_per_byte
-    out[5] = c.host_s_per_byte
-    out[6] = (dense_w + expert_w) * c.host_s_per_byte
-    out[7] = (dense_w / net[N_SHARDS] + expert_w / net[N_ESHARDS]) * c.host_s_per_byte
-    out[8] = (dense + expert) * down
-    out[9] = (dense / net[N_SHARDS] + expert / net[N_ESHARDS]) * down
-
-
-@njit(cache=True)
-def beside(window, traffic):
-    """Seconds of compute and traffic side by side; traffic takes SLOWDOWN of the chip."""
-    return max(window + SLOWDOWN * traffic, traffic)
 
 
 @njit(cache=True)
@@ -220,79 +175,6 @@ def again_seconds(counts, first, j, layers, choice, r, out):
             else:
                 for i in range(out.size):
                     out[i] += n * r[choice, k, i]
-
-
-@njit(cache=True)
-def chunk_seconds(once, again, splits, keep, overlap_dp, traffic):
-    """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
-
-    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above; keep: Keep. A pass runs *alone* where
-    no pass of another micro-batch hides its expert traffic. Schedules that do not split backward get W inside B.
-    """
-    tf, tb, tw, tr = once[0], once[1], once[2], again[0]
-    tb += tr
-    if not splits:
-        tb += tw
-        tw = 0.0
-    if keep.zero >= 2:
-        tf, tb = _sharded_seconds(tf, tb, tw, once[5] + once[6] + again[2], keep, overlap_dp, traffic)
-    af, ab = tf + once[3], tb + (once[4] + again[1])
-    if keep.activations + keep.parameters + keep.gradients > 0.0:
-        ahead, back, last = _host_seconds(again[3], keep, traffic)
-        if splits:
-            tw = max(tw, last)
-        else:
-            back = max(back, last)
-        tf, tb, af, ab = max(tf, ahead), max(tb, back), max(af, ahead), max(ab, back)
-    return tf, tb, tw, af, ab
-
-
-@njit(cache=True)
-def _sharded_seconds(tf, tb, tw, others, keep, overlap_dp, traffic):
-    """Forward and backward with what ZeRO-2 and 3 move for every micro-batch; `others`: traffic on the outermost tier.
-
-    Stage 2 reduces gradients, 3 gathers weights as well: for forward, and again for backward unless these were kept
-    (FSDP2's reshard_after_forward). With nothing gathered ahead a block waits for its weights, which stand in one queue
-    behind the gradients of the block before it. While ZeRO's and other
-    traffic are both on the outermost tier, each gets half of it, which holds the micro-batch up: a share of its time
-    equal to the product of theirs. Where ZeRO-3's traffic is all that a micro-batch waits for, it also waits while the
-    first block runs backward: the weights of the blocks ahead are there, and there are no gradients yet. Each block
-    ahead fills that wait with one more gather.
-    """
-    three = keep.zero >= 3
-    gather, scatter = traffic[0] if three else 0.0, traffic[1]
-    again = gather if keep.reshard else 0.0
-    back = scatter + again
-    if not overlap_dp:
-        return tf + gather, tb + back
-    blocks = max(traffic[4], 1.0)
-    stall = max(tb - min(keep.prefetch, blocks) * again, 0.0) / blocks
-    if keep.prefetch > 0.0:
-        tb = beside(tb, back)
-        tf = beside(tf, gather)
-    else:
-        tb = tb + back if keep.reshard else beside(tb, scatter)
-        tf = tf + gather
-    if three:
-        tb += max(gather + back + stall - (tf + tb), 0.0)
-    dp = traffic[3] + (1.0 + keep.reshard if three else 0.0) * traffic[2]
-    window = tf + tb + tw
-    if window > 0.0:
-        tb += min(others, window) * (min(dp, window) / window)
-    return tf, tb
-
-
-@njit(cache=True)
-def _host_seconds(saved, keep, traffic):
-    """Seconds of the host's link in forward, before backward ends, and while gradients come; both ways side by side.
-
-    Forward sends what it saved down while weights come up; backward takes both back up, but for weights that stayed
-    gathered, while gradients go down. Weights of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards.
-    """
-    down = keep.activations * (saved * traffic[5])
-    up = keep.parameters * (traffic[7] if keep.zero >= 3 else traffic[6])
-    grads = keep.gradients * (traffic[9] if keep.zero >= 2 else traffic[8])
-    return max(down, up), down + (up if keep.reshard else 0.0), grads
 
 
 @njit(cache=True)

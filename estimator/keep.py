@@ -6,11 +6,14 @@ Choices alone; memory.py, compose.py and gradients.py say what they cost.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from estimator.jit import njit
 
-__all__ = ["Keep", "at_home", "keep_of", "uses_host"]
+__all__ = ["BUFFERS", "Keep", "at_home", "keep_of", "uses_host"]
+
+BUFFERS: Final = 2
+"""Blocks under way at once: of gradients that are reduced, of what travels to the host or from it."""
 
 
 class Keep(NamedTuple):

@@ -12,7 +12,7 @@ from enum import IntEnum
 from estimator.compose import Net
 from estimator.cost.table import Again, Base
 from estimator.jit import njit
-from estimator.keep import at_home
+from estimator.keep import BUFFERS, at_home
 
 __all__ = [
     "ITEMS",
@@ -109,8 +109,8 @@ def static_bytes(rank, held, base, keep, net, c, items):
 
 @njit(cache=True)
 def left_bytes(whole, share, block):
-    """What stays on the chip of `whole` bytes, of which a share is on the host: with room for two blocks under way."""
-    return min(whole, (1.0 - share) * whole + share * (2.0 * block))
+    """What stays on the chip of `whole` bytes, of which a share is on the host: with room for the blocks under way."""
+    return min(whole, (1.0 - share) * whole + share * (BUFFERS * block))
 
 
 @njit(cache=True)

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from estimator.batch import fixed_bytes
+from estimator.chunk import TRAFFIC, chunk_seconds
 from estimator.compose import (
     AGAIN,
     ONCE,
-    TRAFFIC,
     Tables,
     again_seconds,
     choose_columns,
-    chunk_seconds,
     finish,
     once_seconds,
     place_of,
@@ -40,7 +39,7 @@ from estimator.memory import (
     static_bytes,
 )
 from estimator.span import in_flight_peak, owed_peak
-from estimator.span_codes import DUALPIPE, splits_backward
+from estimator.span_codes import DUALPIPE
 from search.parts import Kinds, Options, Part
 
 __all__ = [
@@ -91,12 +90,11 @@ def least_seconds(t, row, flags, code, place, options, keep, floor, cols, r, out
     for q in range(4):
         choose_columns(base, again, q >> 1, q & 1, cols[q], r[q])
     cheapest(flags, cols, r)
-    splits = splits_backward(code)
     once, repeated = np.empty(ONCE), np.empty(AGAIN)
     for j in range(place.counts.shape[0]):
         once_seconds(place.counts, j, cols[CHEAPEST], once)
         again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)
-        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, splits, keep, 0, floor[j])
+        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, code, keep, 0, floor[j])
 
 
 @njit(cache=True)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from estimator.chunk import chunk_seconds
 from estimator.compose import (
     PASSES,
     Constants,
     Net,
     Tables,
-    chunk_seconds,
     finish,
     pair_hop,
     place_of,
@@ -32,7 +32,6 @@ from estimator.gradients import cover_of, hidden_behind
 from estimator.jit import njit
 from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
-from estimator.span_codes import splits_backward
 from search.bounds import (
     CHEAPEST,
     corners,
@@ -321,13 +320,13 @@ def _dp_of(kind):
 def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
     """Seconds of every class of chunks in every lane."""
     lane_o, lane_g, lane_kind = job.o, job.g, job.kind
-    num, splits = place.counts.shape[0], splits_backward(job.code)
+    num = place.counts.shape[0]
     for lane in range(WIDTH):
         o, g, z, dp = lane_o[lane], lane_g[lane], _lowest_zero(lane_kind[lane]), _dp_of(lane_kind[lane])
         keep = keep_of(asked, z, dp)
         coupled = pair_hop(job.code, g != CHEAPEST and g & 1 == 1, job.hop, blocking)
         for j in range(num):
-            passes = chunk_seconds(once[g, j], again[g, o, j], splits, keep, dp, traffic[j])
+            passes = chunk_seconds(once[g, j], again[g, o, j], job.code, keep, dp, traffic[j])
             for n in range(PASSES):
                 classes[n * num + j, lane] = passes[n] + coupled if n == 1 else passes[n]
 

@@ -13,16 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from estimator.batch import fixed_bytes, staging_bytes
+from estimator.chunk import TRAFFIC, zero_traffic
 from estimator.compose import (
     AGAIN,
     ONCE,
     PASSES,
-    TRAFFIC,
     again_seconds,
     choose_columns,
     once_seconds,
     rank_params,
-    zero_traffic,
 )
 from estimator.gradients import (
     apart_seconds,

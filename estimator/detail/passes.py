@@ -11,7 +11,7 @@ from estimator.detail.host import HostTraffic
 from estimator.detail.script import Lane, Script, Visit
 from estimator.detail.traffic import GradientTraffic, Transfer
 from estimator.graph import BlockKind, OpGraph
-from estimator.keep import Keep
+from estimator.keep import BUFFERS, Keep
 from estimator.precision import PrecisionRecipe
 from estimator.schedule import Kind
 from estimator.strategy import Strategy
@@ -22,8 +22,6 @@ __all__ = ["BlockRun", "PassWriter", "Shares"]
 
 BlockRun = tuple[BlockKind, bool]
 """A block and whether its forward runs again in backward."""
-
-BUFFERS = 2  # blocks whose gradients, or what is on its way to or from the host, have room at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from itertools import pairwise
 
 from estimator.build import build
+from estimator.detail.buffers import wait_for_buffers
 from estimator.detail.ends import Ends
 from estimator.detail.host import HostTraffic
 from estimator.detail.instances import Instances
@@ -226,6 +227,7 @@ class _Unroller:
                     arrived[key] = done if target == rank else self._send(made, rank, key, done, passes[rank][n + 1 :])
         if self.keep.activations:
             self._fetch_after_store(made, passes)
+        wait_for_buffers(made, passes)
         for rank, items in enumerate(orders):
             for item, parts in zip(items, passes[rank], strict=True):
                 starts = parts if self._beside else parts[:1]

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from estimator.compose import AGAIN, TRAFFIC, chunk_seconds
+from estimator.chunk import TRAFFIC, chunk_seconds
+from estimator.compose import AGAIN
 from estimator.cost.collective import collective, nested
 from estimator.keep import Keep, keep_of
 from estimator.op import Traffic
 from estimator.precision import recipe
 from estimator.result import COLUMNS
+from estimator.span_codes import CODES
 from estimator.strategy import Overlap, RankOrder, Schedule, Strategy
 from estimator.tables import NET_SIZES, constants_of, gradient_groups, replica_group
 from estimator.workload import Workload
@@ -139,7 +141,7 @@ def test_a_wait_of_the_first_backward_is_filled_with_what_is_gathered_ahead():
     traffic = np.array([1.5, 1.5, 0.0, 0.0, 4.0, *[0.0] * (TRAFFIC - 5)])
     for ahead, wait in ((1, 0.125), (2, 0.0), (9, 0.0)):
         keep = keep_of(Keep(3, 1, float(ahead), 0.0, 0.0, 0.0, 0.0), 3, 1)
-        forward, backward, *_ = chunk_seconds(once, again, False, keep, 1, traffic)
+        forward, backward, *_ = chunk_seconds(once, again, CODES[Schedule.ONE_F_ONE_B], keep, 1, traffic)
         assert forward + backward == pytest.approx(4.5 + wait + max(0.0, 1.0 + 0.15 * 1.5 - 1.5), rel=1e-15)
 
 

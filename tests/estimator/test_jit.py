@@ -9,7 +9,7 @@ from pathlib import Path
 from estimator.jit import cache_folder
 
 PRINTS_A_COST = """
-from estimator.compose import beside
+from estimator.chunk import beside
 print(beside(2.0, 1.0))
 """
 
@@ -38,7 +38,7 @@ def test_a_folder_of_ones_own_is_used_and_an_unwritable_install_falls_back_to_th
 
 
 def test_a_constant_of_another_file_reaches_cached_code(tmp_path, root):
-    """`beside` lives in compose.py and uses SLOWDOWN of cost/overlap.py: numba itself would not notice the change."""
+    """`beside` lives in chunk.py and uses SLOWDOWN of cost/overlap.py: numba itself would not notice the change."""
     for room in ("estimator", "hardware"):
         shutil.copytree(root / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
 
