@@ -29,8 +29,8 @@ from estimator.compose import (
 from estimator.cost.table import Again, Base
 from estimator.gradients import (
     apart_seconds,
+    behind_shards,
     bucketed_terms,
-    cover_of,
     gather_wire,
     gradient_wire,
     hidden_behind,
@@ -263,8 +263,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 total, least, gathers, least_gathers = bucketed_terms(d, e, zero, rows.bucket[i], net, c)
                 if zero >= 3:
                     total, least = replica_terms(d, e, np.sum(place.held[rank]), net, c)
-                mine = hidden_behind(total, least, cover_of(windows[num_leads + n, 0]))
-                gather = max(gather, hidden_behind(gathers, least_gathers, cover_of(windows[n, 0])))
+                total, least = behind_shards(total, least, d, e, np.sum(place.held[rank]), keep, net, c)
+                mine = hidden_behind(total, least, windows[num_leads + n, 0])
+                gather = max(gather, hidden_behind(gathers, least_gathers, windows[n, 0]))
             else:
                 grad_s, grad_latency = gradient_wire(d, e, zero, net, c)
                 gather_s, gather_latency = gather_wire(d, e, zero, net, c)

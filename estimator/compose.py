@@ -49,6 +49,8 @@ class Net(IntEnum):
     REPLICA_LATENCY = 17
     EREPLICA_PER_BYTE = 18
     EREPLICA_LATENCY = 19
+    SHARD_SHARED = 20  # share of the link that bounds the replicas' all-reduce that a shard group's traffic uses
+    ESHARD_SHARED = 21
 
 
 class Constants(NamedTuple):

@@ -18,8 +18,8 @@ from estimator.keep import uses_host
 from estimator.lanes import larger
 
 __all__ = [
-    "apart_seconds", "bucket_terms", "bucketed_terms", "cover_of", "gather_wire", "gradient_wire", "hidden_behind",
-    "pieces_of", "replica_terms", "shard_of", "update_parts", "update_seconds",
+    "apart_seconds", "behind_shards", "bucket_terms", "bucketed_terms", "gather_wire", "gradient_wire",
+    "hidden_behind", "pieces_of", "replica_terms", "shard_of", "update_parts", "update_seconds",
 ]  # fmt: skip
 
 N_DP, N_DP_BYTE, N_DP_LAT = int(Net.DP), int(Net.DP_PER_BYTE), int(Net.DP_LATENCY)
@@ -28,6 +28,7 @@ N_SHARDS, N_BYTE, N_LAT = int(Net.SHARDS), int(Net.SHARD_PER_BYTE), int(Net.SHAR
 N_ESHARDS, N_E_BYTE, N_E_LAT = int(Net.ESHARDS), int(Net.ESHARD_PER_BYTE), int(Net.ESHARD_LATENCY)
 N_R_BYTE, N_R_LAT = int(Net.REPLICA_PER_BYTE), int(Net.REPLICA_LATENCY)
 N_ER_BYTE, N_ER_LAT = int(Net.EREPLICA_PER_BYTE), int(Net.EREPLICA_LATENCY)
+N_SHARED, N_E_SHARED = int(Net.SHARD_SHARED), int(Net.ESHARD_SHARED)
 B_UPDATE, B_E_UPDATE = int(Base.DENSE_UPDATE_S), int(Base.EXPERT_UPDATE_S)
 B_LONGEST, B_E_LONGEST = int(Base.DENSE_LONGEST_S), int(Base.EXPERT_LONGEST_S)
 B_MATRICES, B_EXPERTS = int(Base.MATRIX_PARAMS), int(Base.EXPERT_PARAMS)
@@ -138,15 +139,27 @@ def replica_terms(dense, expert, blocks, net, c):
 
 
 @njit(cache=True)
-def cover_of(window):
-    """Seconds of traffic that `window` seconds of compute hide: what SLOWDOWN leaves of them. A float or lanes."""
-    return (1.0 - SLOWDOWN) * window
+def behind_shards(total, least, dense, expert, blocks, keep, net, c):
+    """`bucket_terms` of sums over HSDP's replicas in stages 2 and 3, with what their shards move in the last backward.
+
+    Sums have a stream of their own (FSDP2's) and share links at most: the window has that much less to give. Each waits
+    for its reduce-scatter, the last of which nothing hides.
+    """
+    if keep.zero < 2 or total <= 0.0:
+        return total, least
+    d, e = dense * net[N_BYTE], expert * net[N_E_BYTE]
+    width = c.grad_bytes + (c.gather_bytes if keep.zero >= 3 and keep.reshard else 0.0)
+    last = c.grad_bytes * (d + e) / max(blocks, 1.0) + (net[N_LAT] + net[N_E_LAT])
+    return total + width * (d * net[N_SHARED] + e * net[N_E_SHARED]), least + last
 
 
 @njit(cache=True)
-def hidden_behind(total, least, cover):
-    """Exposed seconds of bucketed traffic beside compute that hides `cover` seconds. A float or lanes."""
-    return larger(total - cover, least)
+def hidden_behind(total, least, window):
+    """Exposed seconds of bucketed traffic beside a window that computes. A float or lanes.
+
+    Traffic that ends first leaves SLOWDOWN and its last bucket behind (`least`); what is longer outlasts the window.
+    """
+    return larger(total - window, least)
 
 
 @njit(cache=True)

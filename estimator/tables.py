@@ -198,9 +198,11 @@ def _fill_shards(
     apart = bool((replicas > 1).any())
     groups = gradient_groups(order, n, replicas)[:2] if apart else whole
     across = nested(Traffic.REDUCE_SCATTER, system, replica_group(order, n)) if apart else None
-    for group, all_of_them, first, last in zip(
-        groups, (Net.DP, Net.EDP), (Net.SHARDS, Net.ESHARDS), (Net.REPLICA_PER_BYTE, Net.EREPLICA_PER_BYTE), strict=True
-    ):
+    bound = _bounding_tier(system, replica_group(order, n))
+    for group, all_of_them, first, last, shared in zip(
+        groups, (Net.DP, Net.EDP), (Net.SHARDS, Net.ESHARDS), (Net.REPLICA_PER_BYTE, Net.EREPLICA_PER_BYTE),
+        (Net.SHARD_SHARED, Net.ESHARD_SHARED), strict=True,
+    ):  # fmt: skip
         shards = out[:, all_of_them] / replicas
         out[:, first] = shards
         if apart:
@@ -208,10 +210,18 @@ def _fill_shards(
             out[:, first + 1], out[:, first + 2] = ring.per_byte, ring.latency_s
         else:
             out[:, first + 1 : first + 3] = out[:, all_of_them + 1 : all_of_them + 3]
-        out[:, first + 3] = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
+        loads = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))
+        out[:, first + 3] = loads[..., -1]
+        out[:, shared] = np.take_along_axis(loads, bound, axis=-1)[..., 0] if across else 0.0
         # An all-reduce is two reduce-scatters' worth; each rank's part of the gradients is what its shard holds.
         out[:, last] = 2.0 * across.per_byte / shards if across else 0.0
         out[:, last + 1] = 2.0 * across.latency_s if across else 0.0
+
+
+def _bounding_tier(system: SystemSpec, group: Factors) -> np.ndarray:
+    """The tier whose link a group's traffic fills most [G, 1]."""
+    loads = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))
+    return np.asarray(np.argmax(loads, axis=-1))[..., None]
 
 
 def _fill_twins(
@@ -223,8 +233,10 @@ def _fill_twins(
         both = nested(Traffic.REDUCE_SCATTER, system, group)
         out[:, first + 1] += share * (both.per_byte - out[:, first + 1])
         out[:, first + 2] += np.where(share > 0, both.latency_s, 0.0)
-    outer = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))[..., -1]
-    out[:, Net.ESHARD_OUTER] += share * (outer - out[:, Net.ESHARD_OUTER])
+    loads = tier_loads(Traffic.REDUCE_SCATTER, system, nested_members(system, group))
+    shared = np.take_along_axis(loads, _bounding_tier(system, replica_group(order, n)), axis=-1)[..., 0]
+    out[:, Net.ESHARD_OUTER] += share * (loads[..., -1] - out[:, Net.ESHARD_OUTER])
+    out[:, Net.ESHARD_SHARED] += share * (shared - out[:, Net.ESHARD_SHARED])
 
 
 def twin_groups(order: RankOrder, n: dict[str, np.ndarray], replicas: np.ndarray | float = 1.0) -> Factors:

@@ -28,7 +28,7 @@ from estimator.compose import (
     rank_windows,
     spans_of,
 )
-from estimator.gradients import cover_of, hidden_behind
+from estimator.gradients import hidden_behind
 from estimator.jit import njit
 from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
@@ -338,8 +338,6 @@ def _block(c, job, place, made, options, constraints, front, prune, counts_out, 
     _fill_classes(job, place, job.keep, x.once, x.again, x.traffic, pp == 0, classes)
     span = spans_of(place.class_of, classes, x.chunks, x.pipe, job.hop, pp == 0, job.code, job.p, job.v, job.m, made)
     rank_windows(place.leads, place.slots, classes, covers)
-    for i in range(2 * leads):
-        put(covers, i, cover_of(load(covers, i)))
     # Plain locals: looking arrays up in a tuple costs reference counts, which the innermost loop would feel.
     held, memory, is_open, terms, witness, out = x.held, x.memory, x.is_open, x.terms, x.witness, x.out
     lane_o, lane_g, lane_kind, flags = job.o, job.g, job.kind, job.flags

@@ -25,6 +25,7 @@ from estimator.compose import (
 )
 from estimator.gradients import (
     apart_seconds,
+    behind_shards,
     bucketed_terms,
     gather_wire,
     gradient_wire,
@@ -252,7 +253,8 @@ def fill_bytes(t, c, job, place, made, options, x):
             mine = update_seconds(dense[rank], expert[rank], keep_of(job.keep, z, 0), net, c)
             update[z] = max(update[z], mine + apart_seconds(rank, place.held, base, z, net, c))
         if job.variant >= 0:
-            _fill_traffic(options.buckets, net, c, place, dense, expert, z, plain, x.terms[z])
+            keep = keep_of(job.keep, z, 1)
+            _fill_traffic(options.buckets, net, c, place, dense, expert, keep, plain, x.terms[z])
 
 
 @njit(cache=True)
@@ -305,16 +307,19 @@ def _refuse_hosts(c, job, hosted, kept, wanted, memory):
 
 
 @njit(cache=True)
-def _fill_traffic(buckets, net, c, place, dense, expert, z, plain, terms):
+def _fill_traffic(buckets, net, c, place, dense, expert, keep, plain, terms):
     """Data-parallel traffic of the leading ranks under one ZeRO stage."""
-    leads = place.leads
+    leads, z = place.leads, keep.zero
     for n in range(leads.size):
         d, e = dense[leads[n]], expert[leads[n]]
         grad_s, grad_latency = gradient_wire(d, e, z, net, c)
         gather_s, gather_latency = gather_wire(d, e, z, net, c)
         plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
         plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
+        blocks = np.sum(place.held[leads[n]])
         if z == 3:
-            terms[0, n, 0], terms[0, n, 1] = replica_terms(d, e, np.sum(place.held[leads[n]]), net, c)
+            total, least = replica_terms(d, e, blocks, net, c)
+            terms[0, n, 0], terms[0, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)
         for k in range(buckets.size if z < 3 else 0):
-            terms[k, n, 0], terms[k, n, 1], terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)
+            total, least, terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)
+            terms[k, n, 0], terms[k, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)

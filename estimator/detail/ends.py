@@ -129,7 +129,8 @@ class Ends:
         if not self.traffic.replicated:
             return []
         what = self.traffic.across(dense * self.constants.grad_bytes, expert * self.constants.grad_bytes)
-        return [self._dp(rank, "gradients.sum", what, shield, after)]
+        lane = Lane.REPLICAS if self.keep.zero >= 2 else Lane.DP  # FSDP2's stream, Megatron's one for both
+        return [self.made.extra(rank, lane, "gradients.sum", what, Category.DP, shield, after)]
 
     def _sum_replicas(self, rank: int) -> list[int]:
         """Stages 2 and 3: after the last reduce-scatters, block by block (3) or bucket by bucket, or all at the end."""

@@ -165,7 +165,10 @@ class Instances:
         gates[self.gates] = True
         before, after = self._edges()
         lane_of = column("lane", [item.lane for item in self.more], np.int64)
-        lanes = [lane for lane in Lane if lane <= max(Lane.PP, lane_of.max(initial=0))]  # the host's where it is used
+        used = set(lane_of.tolist())
+        lanes = [lane for lane in Lane if lane <= Lane.PP or lane in used]  # the host's and replicas' where they are
+        place_of = np.zeros(len(Lane), np.int64)
+        place_of[lanes] = np.arange(len(lanes))
         return Tasks(
             devices=tuple(devices),
             streams=tuple(
@@ -174,7 +177,7 @@ class Instances:
             ),
             names=tuple(names),
             scopes=(*(self._label(i) for i in range(len(self.base))), "between passes"),
-            stream=whole("rank") * len(lanes) + lane_of,
+            stream=whole("rank") * len(lanes) + place_of[lane_of],
             seconds=column("seconds", [x.seconds for x in what]),
             category=coded("category", {c: i for i, c in enumerate(CATEGORIES)}),
             before=before, after=after,

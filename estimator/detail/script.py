@@ -25,6 +25,7 @@ class Lane(IntEnum):
     DOWN = 6  # to the host
     UP = 7  # from it
     HOST = 8  # what the host computes
+    REPLICAS = 9  # sums over HSDP's replicas, beside what moves among shards
 
 
 @dataclass(slots=True)

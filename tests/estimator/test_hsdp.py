@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from estimator.chunk import TRAFFIC, chunk_seconds
-from estimator.compose import AGAIN
+from estimator.compose import AGAIN, Net
 from estimator.cost.collective import collective, nested
+from estimator.gradients import behind_shards, bucket_terms, hidden_behind
 from estimator.keep import Keep, keep_of
 from estimator.op import Traffic
 from estimator.precision import recipe
 from estimator.result import COLUMNS
 from estimator.span_codes import CODES
 from estimator.strategy import Overlap, RankOrder, Schedule, Strategy
-from estimator.tables import NET_SIZES, constants_of, gradient_groups, replica_group
+from estimator.tables import NET_SIZES, constants_of, gradient_groups, group_costs, replica_group
 from estimator.workload import Workload
 from tests.estimator.cases import LLAMA, MIXTRAL, SEQ, h100, step
 
@@ -77,6 +78,43 @@ def test_overlap_hides_the_sum_over_replicas_under_the_last_backward():
     for zero in (1, 2, 3):
         off, on = (step(LLAMA, Strategy(zero_stage=zero, dp_replicate=8, overlap=Overlap(dp=d)), 64) for d in (0, 1))
         assert on.exposed_comm_dp_s < off.exposed_comm_dp_s
+
+
+def test_traffic_that_outlasts_its_window_leaves_what_is_longer():
+    total, least = bucket_terms(3.0, 0.0, 30.0)
+    assert hidden_behind(total, least, 1.0) == 2.0
+    # Behind a window of 5 s stay the last of 30 buckets and what the others take of the chip.
+    assert hidden_behind(total, least, 5.0) == pytest.approx(0.1 + 0.15 * 2.9, rel=1e-12)
+
+
+def shards_and_replicas(**sizes):
+    n = {name: np.array([1.0]) for name in NET_SIZES} | {name: np.array([float(x)]) for name, x in sizes.items()}
+    return group_costs(h100(64), False, RankOrder.TP_CP_DP_PP, n)[0]
+
+
+@pytest.mark.parametrize(("sizes", "shared"), [
+    ({"dp": 64, "dp_replicate": 8}, 0.0),  # shards in a node, replicas over the network
+    ({"dp": 8, "pp": 8, "dp_replicate": 2}, 1.0),  # both inside a node
+    ({"dp": 8, "tp": 8, "dp_replicate": 2}, 1.0),  # both over the network
+])  # fmt: skip
+def test_replicas_share_the_links_that_their_shards_use(sizes, shared):
+    assert shards_and_replicas(**sizes)[Net.SHARD_SHARED] == pytest.approx(shared, rel=1e-12)
+
+
+def test_replicas_of_many_nodes_share_the_outermost_tier():
+    net = shards_and_replicas(dp=64, dp_replicate=2)
+    assert net[Net.SHARD_SHARED] == net[Net.SHARD_OUTER] > 0.5
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_window_gives_replicas_what_their_shards_leave_of_shared_links(zero):
+    net, c, v, blocks = shards_and_replicas(dp=8, pp=8, dp_replicate=2), constants_of(h100(64), recipe("bf16")), 1e9, 8
+    keep = keep_of(Keep(zero, 1, 1.0, 0.0, 0.0, 0.0, 0.0), zero, 1)
+    told = behind_shards(3.0, 1.0, v, 0.0, blocks, keep, net, c)
+    scatter, gather = (v * width * net[Net.SHARD_PER_BYTE] for width in (c.grad_bytes, c.gather_bytes))
+    moved, last = {1: (0.0, 0.0), 2: (scatter, scatter / blocks), 3: (scatter + gather, scatter / blocks)}[zero]
+    # After the last reduce-scatter, which nothing hides, comes the last sum.
+    assert told == pytest.approx((3.0 + moved, 1.0 + last + net[Net.SHARD_LATENCY] * (zero > 1)), rel=1e-12)
 
 
 @pytest.mark.parametrize("order", list(RankOrder))
