@@ -28,6 +28,7 @@ _FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", *_ADJUSTAB
 _MIXED_KEYS = ("name", "segments", "link")
 _TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "source",
               "shape")  # fmt: skip
+MAX_NAME = 100  # characters
 _CHIP_KEYS = ("like", "name", "vendor", *TABLES, *SCALARS)
 
 _BASES = {
@@ -83,7 +84,7 @@ def _mixed(given: Mapping[str, Any], cluster: ClusterOf) -> SystemSpec:
         reject("system.segments must be a list of systems", repr(raw), "list at least two")
     segments = tuple(system_from_mapping(item, cluster) for item in raw)
     link = _tier("system.link", {"name": "link", **_mapping("system.link", given["link"])}) if "link" in given else None
-    name = str(given.get("name", "+".join(segment.name for segment in segments)))
+    name = _name("system", given, "+".join(segment.name for segment in segments))
     return mixed(name, segments, link.link if link else None)
 
 
@@ -100,7 +101,7 @@ def _full(given: Mapping[str, Any]) -> SystemSpec:
     joined = tuple(_tier(f"system.tiers[{i}]", raw) for i, raw in enumerate(tiers))
     known = spec.name if spec.name in chip_names() else None
     system = SystemSpec(
-        name=str(given.get("name", f"{spec.name} system")),
+        name=_name("system", given, f"{spec.name} system"),
         chip=spec,
         num_chips=_whole("system.num_chips", given["num_chips"]),
         chips_per_node=_whole("system.chips_per_node", given["chips_per_node"]),
@@ -134,7 +135,7 @@ def _tier(where: str, raw: object) -> Tier:
     for key in ("name", "bytes_per_s", "latency_s", "efficiency"):
         if key not in given:
             reject(f"{where} needs {key}", "none", "give rate one way per chip, latency and achieved / wire")
-    name = str(given["name"])
+    name = _name(where, given, "")
     by_collective = _known(f"{where}.by_collective", given.get("by_collective", {}), [c.value for c in Collective])
     shares = {Collective(key): _number(f"{where}.by_collective.{key}", value) for key, value in by_collective}
     wire = LinkSpec(
@@ -174,7 +175,7 @@ def _chip(raw: object, base: ChipSpec | None) -> ChipSpec:
 
 
 def _chip_fields(given: Mapping[str, Any], base: ChipSpec | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {key: str(given[key]) for key in ("name", "vendor") if key in given}
+    fields: dict[str, Any] = {key: _name("system.chip", given, "", key) for key in ("name", "vendor") if key in given}
     for key in TABLES:
         if key in given:
             known = _known(f"system.chip.{key}", given[key], [d.value for d in DType])
@@ -185,6 +186,15 @@ def _chip_fields(given: Mapping[str, Any], base: ChipSpec | None) -> dict[str, A
             read = _whole if key == "num_sms" else _number
             fields[key] = read(f"system.chip.{key}", given[key])
     return fields
+
+
+def _name(where: str, given: Mapping[str, Any], usual: str, key: str = "name") -> str:
+    """What tables and errors call a part: one short line of text."""
+    raw = given.get(key, usual)
+    if not isinstance(raw, str) or not raw or not raw.isprintable() or len(raw) > MAX_NAME:
+        shown = repr(raw) if len(repr(raw)) <= MAX_NAME else f"{repr(raw)[:MAX_NAME]}..."
+        reject(f"{where}.{key} must be a line of 1 to {MAX_NAME} characters", shown, "such as my_cluster")
+    return raw
 
 
 def _mapping(where: str, raw: object) -> Mapping[str, Any]:

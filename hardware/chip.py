@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 from hardware._errors import reject
 from hardware.dtype import DType
+from hardware.site import LARGEST
 
 __all__ = ["ChipSpec"]
 
 _POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown")
 _NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes", "host_bytes_per_s",
                  "host_memory_bytes", "host_memory_bytes_per_s")  # fmt: skip
+_PER_HOUR_OR_WATT = ("price_usd_per_hour", "failures_per_hour", "tdp_w")
+_MOST = 1e24  # assumption, of bytes and rates: a yottabyte or a yottaflop is no chip's
 _FRACTIONS = ("attention_efficiency", "hbm_efficiency")
 _TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
 
@@ -66,13 +69,13 @@ class ChipSpec:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            self._check(name, getattr(self, name), low=0.0, strict=True)
+            self._check(name, getattr(self, name), low=0.0, strict=True, high=_most(name))
         for name in _NOT_NEGATIVE:
-            self._check(name, getattr(self, name), low=0.0, strict=False)
+            self._check(name, getattr(self, name), low=0.0, strict=False, high=_most(name))
         for name in _FRACTIONS:
             self._check(name, getattr(self, name), low=0.0, strict=True, high=1.0)
         for name in _TABLES:
-            high = 1.0 if name == "gemm_efficiency" else math.inf
+            high = 1.0 if name == "gemm_efficiency" else _MOST
             for dtype, value in getattr(self, name).items():
                 self._check(f"{name}[{dtype.value}]", value, low=0.0, strict=True, high=high)
         if self.context_bytes >= self.hbm_bytes:
@@ -83,12 +86,10 @@ class ChipSpec:
             law = f"{self.name}: gemm_efficiency must cover every format of matrix_flops_per_s"
             reject(law, f"none for {', '.join(missing)}", "add them, as a fraction of peak")
 
-    def _check(self, name: str, value: float, *, low: float, strict: bool, high: float = math.inf) -> None:
+    def _check(self, name: str, value: float, *, low: float, strict: bool, high: float) -> None:
         above = value > low if strict else value >= low
         if not (math.isfinite(value) and above and value <= high):
-            bound = f"{'above' if strict else 'at least'} {low:g}" + (
-                "" if math.isinf(high) else f" and at most {high:g}"
-            )
+            bound = f"{'above' if strict else 'at least'} {low:g} and at most {high:g}"
             reject(f"{self.name}: {name} must be finite, {bound}", f"{value:g}", "use SI units and fractions")
 
     def peak(self, dtype: DType) -> float:
@@ -107,3 +108,7 @@ class ChipSpec:
     def offers(self, dtype: DType) -> bool:
         """Whether the matrix engine multiplies `dtype`."""
         return dtype in self.matrix_flops_per_s
+
+
+def _most(name: str) -> float:
+    return LARGEST if name in _PER_HOUR_OR_WATT else _MOST

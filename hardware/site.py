@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hardware._errors import reject
 
-__all__ = ["JOULES_PER_KWH", "Site"]
+__all__ = ["JOULES_PER_KWH", "LARGEST", "Site"]
 
 JOULES_PER_KWH = 3.6e6
+
+LARGEST = 1e9
+"""Assumption: no chip draws more watts, costs more an hour or fails more often. Sums over any cluster stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,18 @@ class Site:
     def __post_init__(self) -> None:
         for name in ("host_w_per_chip", "network_w_per_chip", "grid_kg_co2_per_kwh", "electricity_usd_per_kwh"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                reject(f"{name} must be at least 0", value, "give watts per chip, kg and USD per kWh")
-        if not (math.isfinite(self.pue) and self.pue >= 1):
-            reject("pue must be at least 1", self.pue, "give power of the building / power of its computers")
+            if not 0 <= value <= LARGEST:  # false for what is no number
+                reject(
+                    f"{name} must be at least 0 and at most {LARGEST:g}",
+                    value,
+                    "give watts per chip, kg and USD per kWh",
+                )
+        if not 1 <= self.pue <= LARGEST:
+            reject(
+                f"pue must be at least 1 and at most {LARGEST:g}",
+                self.pue,
+                "give power of the building / power of its computers",
+            )
 
     def power_w(self, chip_w: float) -> float:
         """Power drawn from the grid for one chip of `chip_w` watts.

@@ -12,7 +12,7 @@ from hardware._errors import reject
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
-from hardware.site import JOULES_PER_KWH, Site
+from hardware.site import JOULES_PER_KWH, LARGEST, Site
 from hardware.topology import SWITCHED, Shape, Topology
 from hardware.units import HOUR
 
@@ -69,8 +69,12 @@ class SystemSpec:
             reject(f"{self.name}: headroom must be in [0, 1)", self.headroom, "give the share to leave free")
         for name in ("price_usd_per_hour", "failures_per_hour"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                reject(f"{self.name}: {name} must be at least 0", value, "give it per chip and hour")
+            if value is not None and not 0 <= value <= LARGEST:  # false for what is no number
+                reject(
+                    f"{self.name}: {name} must be at least 0 and at most {LARGEST:g}",
+                    value,
+                    "give it per chip and hour",
+                )
         if self.segments and sum(segment.num_chips for segment in self.segments) != self.num_chips:
             counts = [segment.num_chips for segment in self.segments]
             reject(f"{self.name}: segments must add up to num_chips ({self.num_chips})", counts, "count all chips")

@@ -59,7 +59,7 @@ def _scaled(x: float, steps: tuple[tuple[float, str], ...]) -> str:
     """Pick the largest step that x reaches once rounded to one decimal, so that 1023.99 KiB reads 1.0 MiB."""
     fits = [step for step in steps if round(abs(x) / step[0], 1) >= 1.0]
     factor, name = fits[0] if fits else steps[-1]
-    return f"{x / factor:.1f} {name}"
+    return f"{round(x / factor, 1) + 0.0:.1f} {name}"  # the sum writes -0.0 as 0.0
 
 
 def format_bytes(x: float) -> str:
@@ -76,8 +76,8 @@ def format_bytes(x: float) -> str:
 def format_seconds(x: float) -> str:
     """Seconds in s, ms, us or ns, one decimal; from two hours on in hours, from two days on in days.
 
-    >>> format_seconds(19.94), format_seconds(0.0032), format_seconds(0.0)
-    ('19.9 s', '3.2 ms', '0.0 s')
+    >>> format_seconds(19.94), format_seconds(0.0032), format_seconds(0.0), format_seconds(-1e-17)
+    ('19.9 s', '3.2 ms', '0.0 s', '0.0 ns')
     """
     if not math.isfinite(x) or x == 0.0:
         return f"{x:.1f} s"

@@ -90,7 +90,12 @@ class BatchIndex:
 
     def rows(self) -> list[dict[str, Any]]:
         """The entries as plain rows, with the outcome that the run folders tell where nobody is at work any more."""
-        return [asdict(entry) | {"outcome": self._outcome(entry)} for entry in self.entries]
+        return [asdict(entry) | self._now(entry) for entry in self.entries]
+
+    def _now(self, entry: Entry) -> dict[str, str]:
+        if not self.folder(entry).is_dir():
+            return {"outcome": "failed", "error": f"{self.folder(entry)}: no such run folder any more"}
+        return {"outcome": self._outcome(entry)}
 
     def _outcome(self, entry: Entry) -> str:
         if entry.outcome != "running":

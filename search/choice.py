@@ -6,12 +6,13 @@ import importlib.util
 from dataclasses import dataclass
 
 from hardware.units import format_count
+from search.fold import folded
 from search.free import grid_size
 from search.opened import OPENED
 from search.space import Sampler, Space
 from search.sweep import Plan, survey
 
-__all__ = ["MAX_ENUMERATED", "MAX_SWEPT_GRID", "Choice", "check_searchable", "choose"]
+__all__ = ["MAX_ENUMERATED", "MAX_SWEPT_GRID", "Choice", "check_searchable", "check_warm", "choose"]
 
 MAX_SWEPT_GRID = 100_000_000
 """Points of the grid of structures that an exact sweep checks by itself: about five minutes at 2 to 3 us each."""
@@ -48,6 +49,21 @@ def check_searchable(space: Space) -> None:
             f"sampler {asked.value} needs {' and '.join(missing)}, not installed; pip install 'trainspace[samplers]', "
             "or choose nsga2, nsga3, tpe or random"
         )
+
+
+def check_warm(space: Space) -> None:
+    """ValueError of one line where a search is exact and has no use for a former front, before a run is begun."""
+    asked = space.options.sampler
+    if asked is Sampler.EXHAUSTIVE:
+        why = "asked for"
+    elif (choice := choose(folded(space)[0])).plan is not None:
+        why = choice.reason
+    else:
+        return
+    raise ValueError(
+        f"{space.name}: --warm starts a study, but this search is exact ({why}) and gains nothing from a former front; "
+        "leave it out, or choose a sampler"
+    )
 
 
 def choose(space: Space) -> Choice:

@@ -1,6 +1,6 @@
-"""Axes that can mean nothing on a model: a list of values is folded to one, and it is told. Knows nothing of prices.
+"""What can mean nothing on a model, axes and routing skew: folded to what says so, and told. Knows nothing of prices.
 
-A single value that is wrong stays: a configuration that asks for experts in a dense model is an error.
+A degree that is wrong stays: a configuration that asks for expert parallelism in a dense model is an error.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from estimator.model import ModelSpec
-from search.axes import AXES, OPEN
+from estimator.strategy import Strategy
+from search.axes import AXES, OPEN, axis_values
 from search.space import Space
 
-__all__ = ["folded"]
+__all__ = ["folded", "folded_point"]
 
 OF_EXPERTS = {"ep": 1, "etp": 1, "redundant_experts": 0, "shared_expert_overlap": False, "expert_bucket_bytes": None,
               "overlap_ep": 0}  # fmt: skip
@@ -21,18 +22,26 @@ OF_SHARED_EXPERTS = {"shared_expert_overlap": False}
 
 
 def folded(space: Space) -> tuple[Space, tuple[str, ...]]:
-    """The space without values that change nothing on its model, and a line for each axis that lost some."""
-    axes, told = dict(space.axes), []
+    """The space without values that change nothing on its model, and a line for each choice that lost some."""
+    axes, workload, told = dict(space.axes), space.workload, []
     for name, neutral, what in _without_effect(space.model):
         values = axes[name]
-        if len(values) > 1 and OPEN not in values:
-            kept = neutral if neutral in values else values[0]
-            if name in {"ep", "etp"} and kept != neutral:
+        if values != (neutral,) and OPEN not in values:
+            if name in {"ep", "etp"} and neutral not in values:
                 continue  # each of them is an error, and says so
-            axes[name] = (kept,)
+            axes[name] = (neutral,)
             told.append(f"{name}: {_joined(name, values)} has no effect on {space.model.name}, {what}; folded to "
-                        f"{_joined(name, (kept,))}")  # fmt: skip
-    return (replace(space, axes=axes) if told else space), tuple(told)
+                        f"{_joined(name, (neutral,))}")  # fmt: skip
+    if space.model.moe is None and workload.routing_skew:
+        skew = f"workload.routing_skew: {workload.routing_skew:g}"
+        told.append(f"{skew} has no effect on {space.model.name}, a dense model; folded to 0")
+        workload = replace(workload, routing_skew=0.0)
+    return (replace(space, axes=axes, workload=workload) if told else space), tuple(told)
+
+
+def folded_point(space: Space, strategy: Strategy) -> tuple[Space, tuple[str, ...]]:
+    """One strategy of a space as a space of its own, folded."""
+    return folded(replace(space, axes={name: (value,) for name, value in axis_values(strategy).items()}))
 
 
 def _without_effect(model: ModelSpec) -> Iterator[tuple[str, object, str]]:

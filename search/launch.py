@@ -75,7 +75,6 @@ def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: P
         choice = choose(space)
         if choice.plan is None:
             return _sample(run, space, choice, options, progress)
-        _refuse_warm(options, choice)
         plan = warmed_up(choice.plan)
         check_kept(plan)
         run.update_manifest(sampler="exhaustive", sampler_reason=_why_exhaustive(plan))
@@ -118,14 +117,6 @@ def _sample(run: RunFolder, space: Space, choice: Choice, options: LaunchOptions
 
     sample(run, space, choice, options, progress, partial(_pool, space=space, options=options))
     return run
-
-
-def _refuse_warm(options: LaunchOptions, choice: Choice) -> None:
-    if options.warm is not None:
-        raise ValueError(
-            f"--warm starts a study, but this search is exact ({choice.reason}) and gains nothing from a former front; "
-            "leave it out, or choose a sampler"
-        )
 
 
 def _why_exhaustive(plan: Plan) -> str:

@@ -266,8 +266,12 @@ def _some_systems(document: Document, key: Key) -> list[SystemSpec]:
 
 def _one_system(document: Document, key: Key, value: dict[str, Plain], num_chips: int | None) -> SystemSpec:
     if "spec" in value:
-        return from_plain(SystemSpec, document.mapping(key, ("spec",))["spec"], "spec")
-    return system_from_mapping(value if num_chips is None else {**value, "num_chips": num_chips})
+        system = from_plain(SystemSpec, document.mapping(key, ("spec",))["spec"], "spec")
+    else:
+        system = system_from_mapping(value if num_chips is None else {**value, "num_chips": num_chips})
+    if system.num_chips > MAX_CHIPS:  # of all segments together
+        raise document.error(key, f"must have at most {MAX_CHIPS} chips", system.num_chips, "fewer chips")
+    return system
 
 
 def _chips(document: Document, key: Key) -> list[int | None]:

@@ -6,20 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hardware.units import format_count, format_seconds
-from results.report.text import clip, columns, format_cell, hanging
+from results.report.text import WIDTH, clip, columns, format_cell, hanging
 
 __all__ = ["batch_table"]
 
-_NAME, _SYSTEM = 24, 28  # characters
+_NAME, _SYSTEM = 22, 28  # characters
+_OBJECTIVES = 3
+_ANY = 1000  # characters, more than any table has
 
 
 def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line a run (rows of `BatchIndex.rows`): where, how much, the best of its first objectives; then what failed.
 
-    Objectives that only some runs have are shown for those.
+    Objectives that only some runs have are shown for those, as many as there is room for.
     """
-    objectives = list(dict.fromkeys(name for row in rows for name in row["best"]))[:3]
-    table = [
+    objectives = list(dict.fromkeys(name for row in rows for name in row["best"]))[:_OBJECTIVES]
+    lines = _lines(rows, objectives)
+    while objectives and max(map(len, lines)) > WIDTH:
+        objectives.pop()
+        lines = _lines(rows, objectives)
+    for row in rows:
+        if row["error"]:
+            lines += hanging(f"{row['run']}: ", row["error"])
+    return "\n".join(lines) + "\n"
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], objectives: Sequence[str]) -> list[str]:
+    """The table with some of the objectives, as wide as it comes."""
+    cells = [
         [
             clip(row["run"], _NAME),
             clip(_systems(row), _SYSTEM),
@@ -31,11 +45,8 @@ def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    lines = columns(["run", "system", "legal", "front", *map(_short, objectives), "took", "state"], table, left=2)
-    for row in rows:
-        if row["error"]:
-            lines += hanging(f"{row['run']}: ", row["error"])
-    return "\n".join(lines) + "\n"
+    header = ["run", "system", "legal", "front", *map(_short, objectives), "took", "state"]
+    return columns(header, cells, left=2, width=_ANY)
 
 
 def _systems(row: Mapping[str, Any]) -> str:

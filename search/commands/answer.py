@@ -40,7 +40,7 @@ def write(args: argparse.Namespace, content: str) -> None:
 def tell(*lines: str) -> None:
     """Lines on standard error. Where that is full or has lost its reader, work goes on untold."""
     with contextlib.suppress(OSError):
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
 
 
 def _to_standard_output(content: str) -> None:

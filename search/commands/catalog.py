@@ -22,7 +22,7 @@ from hardware.catalog import (
     describe_cluster,
 )
 from hardware.units import GB, GIB, TFLOPS, format_count
-from results.report.text import clip, columns, hanging
+from results.report.text import WIDTH, clip, columns, hanging
 from search.commands.answer import answer
 from search.space import load_space, shipped_spaces
 from search.yaml_lines import read_document
@@ -53,17 +53,21 @@ def _described(rows: tuple[Row, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+WORDS = {"layers", "references", "tiers"}  # last columns, of as many lines as they need
 OWN_PAGE = {"vendor", "num_layers", "num_heads", "vocab"}  # told by --json and by a chip's or a model's own page
 
 
 def _listed(entries: list[Cells]) -> str:
     names = [name for name in entries[0] if name not in OWN_PAGE]
-    cells = [[_cell(name, entry[name]) for name in names] for entry in entries]
-    if names[-1] == "layers":  # words, which begin together
-        width = max(len(row[-1]) for row in cells)
-        cells = [[*row[:-1], row[-1].ljust(width)] for row in cells]
     titles = [" ".join(filter(None, (_stem(name).replace("_", " "), _unit(name)[0]))) for name in names]
-    return "\n".join(columns(titles, cells)) + "\n"
+    words = names.pop() if names[-1] in WORDS else None
+    header, rule, *lines = columns(titles[: len(names)], [[_cell(n, entry[n]) for n in names] for entry in entries])
+    if words is None:
+        return "\n".join([header, rule, *lines]) + "\n"
+    start = len(rule) + 2
+    told = [hanging(f"{line:<{start}}", str(entry[words])) for line, entry in zip(lines, entries, strict=True)]
+    table = [f"{header:<{start}}{titles[-1]}", "-" * WIDTH, *(line.rstrip() for part in told for line in part)]
+    return "\n".join(table) + "\n"
 
 
 _UNITS = {
@@ -90,6 +94,8 @@ def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of any plai
         return "-"
     if size:
         return f"{value / size:,.0f}" if value >= 10 * size else f"{value / size:.3g}"
+    if isinstance(value, list):
+        return value[0] if len(value) == 1 else f"{value[0]} and {len(value) - 1} more"
     return format_count(value) if isinstance(value, int) and value >= 10**6 else clip(str(value), 30)
 
 
@@ -165,7 +171,7 @@ def _spaces() -> list[Cells]:
                 "name": name,
                 "model": space.model.name,
                 "num_chips": max(system.num_chips for system in space.systems),
-                "system": ", ".join(dict.fromkeys(system.name for system in space.systems)),
+                "systems": [*dict.fromkeys(system.name for system in space.systems)],
                 "raw_size": space.raw_size,
                 "references": ", ".join(space.references),
             }

@@ -16,7 +16,7 @@ from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
 from results.store import RunFolder, claimable
 from results.table import Table
-from search.choice import check_searchable
+from search.choice import check_searchable, check_warm
 from search.commands.answer import NOTHING_FEASIBLE, answer, check_writable, tell
 from search.commands.launch_many import launch_many, resume_many
 from search.commands.outcome import json_replays, read_replays, replay_lines
@@ -28,7 +28,7 @@ from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.fold import folded
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
-from search.space import Sampler, Space, load_space, shipped_spaces
+from search.space import Space, load_space, shipped_spaces
 from search.trials import closest_of
 
 __all__ = ["run", "run_resume"]
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     warm = _warm(args.warm, loaded) if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
     options = replace(_options(args, out), warm=warm)
-    for space in loaded:
-        place = str(out) if out else f"runs/{space.name if len(loaded) == 1 else 'batch'}-TIMESTAMP"
-        _say(_understood(space, place))
-        _say([*folded(space)[1]])
     if len(loaded) > 1:
+        for space in loaded:
+            _say([_in_short(space), *(f"{space.name}: {notice}" for notice in folded(space)[1])])
         return launch_many(args, loaded, options)
-    return _finish(args, loaded[0], partial(launch, loaded[0], options))
+    (space,) = loaded
+    _say([*_understood(space, str(out) if out else f"runs/{space.name}-TIMESTAMP"), *folded(space)[1]])
+    return _finish(args, space, partial(launch, space, options))
 
 
 def _spaces(words: Sequence[str]) -> list[str]:
@@ -76,8 +76,7 @@ def _spaces(words: Sequence[str]) -> list[str]:
 def _warm(name: str, loaded: list[Space]) -> Path:
     """The run to start from. ValueError, before a folder is made, where it has no front or a search no use for it."""
     for space in loaded:
-        if space.options.sampler is Sampler.EXHAUSTIVE:
-            raise ValueError(f"{space.name}: --warm starts a study, but --sampler exhaustive is exact; leave one out")
+        check_warm(space)
     folder = find_run(name)
     folder.read_front()
     return folder.path
@@ -144,6 +143,15 @@ def _understood(space: Space, place: str) -> list[str]:
         "run": place,
     }
     return [line for name, text in facts.items() if text for line in hanging(f"{name:<12}", text)]
+
+
+def _in_short(space: Space) -> str:
+    """One line of one space of several."""
+    first, *others = space.systems
+    more = f" and {len(others)} more" if others else ""
+    objectives = ", ".join(o.column for o in space.objectives)
+    where = f"{space.model.name} on {first.num_chips} x {first.name}{more}"
+    return f"{space.name}: {where}, {format_count(space.raw_size)} points; {objectives}"
 
 
 def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:

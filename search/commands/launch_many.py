@@ -41,7 +41,7 @@ def launch_many(args: argparse.Namespace, spaces: Sequence[Space], options: Laun
     batch = BatchIndex.create(options.out, entries)
     for space, entry in zip(spaces, entries, strict=True):
         begin(space, replace(options, out=batch.folder(entry))).close()
-    tell(f"{len(spaces)} spaces: {', '.join(names)}", f"batch: {batch.path}")
+    tell(f"batch of {len(spaces)}: {batch.path}")
     return _carry_out(args, batch, options)
 
 
@@ -52,7 +52,7 @@ def resume_many(args: argparse.Namespace, path: Path, options: LaunchOptions) ->
 
 def _carry_out(args: argparse.Namespace, batch: BatchIndex, options: LaunchOptions) -> int:
     worst = 0
-    left = [n for n, entry in enumerate(batch.entries) if entry.outcome not in ENDED]
+    left = [n for n, row in enumerate(batch.rows()) if row["outcome"] not in ENDED]
     with _workers(options) if left else nullcontext():
         for number in left:
             code = _carry_out_one(batch, number, options)

@@ -22,8 +22,10 @@ from hardware.units import format_count
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
 from results.store import RUNS, RunFolder, is_run
 from search.axes import axis_values
+from search.commands.answer import tell
 from search.commands.runs import find_batch, find_run, space_of
 from search.finalists import system_of_row
+from search.fold import folded_point
 from search.space import Space, SpaceError, load_space, parse_space, shipped_spaces
 
 __all__ = ["Point", "model_line", "read_point", "read_row", "split_named", "split_run"]
@@ -131,9 +133,12 @@ def _of_space(space: Space, reference: str | None, target: str) -> Point:
         raise SpaceError(
             f"{target}: {keys}: a configuration has one value per key; name a point with --reference ({names})"
         )
+    alone, notices = folded_point(space, strategy)
+    tell(*notices)
     return Point(
-        name=reference or space.name, model=space.model, system=space.system, workload=space.workload, strategy=strategy
-    )
+        name=reference or space.name, model=space.model, system=space.system, workload=alone.workload,
+        strategy=alone.strategy(),
+    )  # fmt: skip
 
 
 def _named(space: Space, name: str) -> Strategy:

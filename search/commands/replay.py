@@ -115,7 +115,8 @@ def _replay_point(args: argparse.Namespace) -> int:
         path = None if folder is None else folder / trace_name(row, point.name)
         if path is not None:
             check_free(path, subject_of(point.model, point.strategy, point.system, point.workload))
-        tell(f"replaying {args.config}")
+        if not point.system.segments:  # which a replay refuses at once
+            tell(f"replaying {args.config}")
         asked = Finalist(row=row, why=(ASKED,))
         done = replay_point(point.model, point.strategy, point.system, point.workload, finalist=asked, path=path)
     if done.step is None:

@@ -62,7 +62,7 @@ class Row:
             "schedule": self.strategy.schedule.value, "vpp": int(self.strategy.vpp),
             "recompute": str(self.strategy.recompute), "fits": self.fits, "step_time_s": float(r.step_time_s),
             "pipeline_s": float(r.pipeline_s), "bubble_s": float(r.bubble_s),
-            "bubble_share": float(r.bubble_s) / float(r.pipeline_s),
+            "bubble_share": round(float(r.bubble_s) / float(r.pipeline_s), 12) + 0.0,  # a remainder: no -1e-16
             "device_memory_bytes": float(r.device_memory_bytes), "activations_bytes": nbytes, "worst_rank": worst,
             "micro_batches_held": self.held, "overlap_ep": int(self.strategy.overlap.ep),
         }  # fmt: skip

@@ -23,6 +23,7 @@ from results.report import (
     settings,
     waterfall,
 )
+from results.report.batch import batch_table
 from results.report.breakdown import TIME_TERMS
 from results.report.text import clip, columns, format_cell, title_lines
 from results.schema import REJECTION_FIELDS, conform
@@ -290,6 +291,25 @@ def test_points_that_share_a_cell_are_drawn_as_several(make_front):
 def test_an_axis_with_zeros_is_linear(make_front):
     assert "exposed_comm_ep_s (linear)" in scatter(make_front(4), "step_time_s", "exposed_comm_ep_s")
     assert scatter(make_front(0), *STEP_AND_MEMORY) == "no points to draw\n"
+
+
+def test_what_a_table_cuts_ends_in_dots():
+    lines = columns(["a", "b"], [["x" * 60, "y" * 60], ["x", "y"]])
+    assert (len(lines[2]), lines[2][-4:]) == (100, "y...")
+    assert "..." not in columns(["a", "b"], [["x" * 60, "y" * 38]])[2]
+
+
+@pytest.mark.parametrize("systems", [("dgx_h800",), ("dgx_h800", "dgx_b200")])
+def test_a_batch_fits_a_terminal_and_keeps_how_each_run_ended(systems):
+    best = {"step_time_s": 12.5, "peak_memory_bytes": 7e10, "cost_usd_per_mtoken": 0.25}
+    row = {
+        "run": "capacity_of_a_model_with_a_long_name", "systems": systems, "num_gpus": (8192,) * len(systems),
+        "legal": 131_000_000, "front": 1234, "best": best, "seconds": 62.5, "outcome": "nothing feasible", "error": "",
+    }  # fmt: skip
+    text = batch_table([row, row | {"best": {}}])
+    assert fits_a_terminal(text)
+    assert text.count("nothing feasible") == 2
+    assert "best step_time" in text
 
 
 def test_titles_break_at_underscores_and_names_are_one_line():

@@ -623,6 +623,18 @@ def test_catalog_lists_and_describes_each_kind(search, kind):
         assert all(row.keys() == {"field", "value", "source"} for row in described["fields"])
 
 
+@pytest.mark.parametrize("kind", ["chips", "clusters", "models", "spaces"])
+def test_catalog_fits_a_terminal_and_cuts_nothing(search, kind):
+    entries = json.loads(search("catalog", kind, "--json").out)[kind]
+    text = search("catalog", kind).out
+    assert max(map(len, text.splitlines())) <= 100
+    assert "..." not in text
+    words = text.replace("+", "+ ").split()
+    for entry in entries:
+        last = str(list(entry.values())[-1])
+        assert kind == "chips" or set(last.replace("+", "+ ").split()) <= set(words)
+
+
 def test_catalog_tells_the_source_of_a_chip_and_of_a_model(search):
     assert "source: " in search("catalog", "chips", "h800-80g-sxm").out
     assert "arXiv:2412.19437" in search("catalog", "models", "deepseek_v3").out

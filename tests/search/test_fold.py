@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from search.fold import folded
@@ -24,6 +26,35 @@ def test_a_single_wrong_value_stays_an_error():
     space, told = folded(space_of("ep: 2"))
     assert told == ()
     assert enumerate_space(space).by_rule["experts"] == 1
+
+
+def test_single_values_without_effect_are_told_and_folded_too():
+    space, told = folded(space_of("redundant_experts: 8, shared_expert_overlap: true, expert_bucket_bytes: [1e6, 1e7]"))
+    assert told == (
+        "redundant_experts: 8 has no effect on llama3_8b, a dense model; folded to 0",
+        "shared_expert_overlap: true has no effect on llama3_8b, a dense model; folded to false",
+        "expert_bucket_bytes: 1000000, 10000000 has no effect on llama3_8b, a dense model; folded to null",
+    )
+    assert space == space_of("tp: 1")
+
+
+def test_routing_skew_of_a_dense_model_is_told_and_folded():
+    space = space_of("tp: [1, 2]")
+    skewed = replace(space, workload=replace(space.workload, routing_skew=0.5))
+    told = ("workload.routing_skew: 0.5 has no effect on llama3_8b, a dense model; folded to 0",)
+    assert folded(skewed) == (space, told)
+    experts = space_of("ep: [1, 2]", model="mixtral")
+    experts = replace(experts, workload=replace(experts.workload, routing_skew=0.5))
+    assert folded(experts) == (experts, ())
+
+
+def test_a_configuration_is_told_what_has_no_effect_on_it(search):
+    words = ("estimate", "llama3_8b_small", "--reference", "fully_sharded")
+    plain = search(*words)
+    told = search(*words, "--set", "strategy.redundant_experts=4", "--set", "workload.routing_skew=0.3")
+    assert (plain.code, plain.err) == (0, "")
+    assert told.out == plain.out
+    assert [line.split(": ")[0] for line in told.err.splitlines()] == ["redundant_experts", "workload.routing_skew"]
 
 
 def test_a_list_of_wrong_values_stays_as_well():

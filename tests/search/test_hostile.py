@@ -208,7 +208,7 @@ def test_a_space_in_the_place_of_a_point_names_the_keys_with_several_values(sear
     assert said.err.startswith(f"search: {SMALL}: strategy.tp, strategy.pp, strategy.micro_batch, ...: ")
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "exhaustive"])
+@pytest.mark.parametrize("sampler", ["nsga2", "exhaustive", "auto"])
 def test_a_warm_start_that_cannot_be_leaves_no_folder(search, small_run, sampler):
     (small_run.path / "front.parquet").write_bytes(b"PAR1")
     words = ("launch", SMALL, *INLINE, "--warm", small_run.path, "--out", "run", "--sampler", sampler)
@@ -216,6 +216,33 @@ def test_a_warm_start_that_cannot_be_leaves_no_folder(search, small_run, sampler
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert ("front.parquet" if sampler == "nsga2" else "--warm starts a study") in said.err
     assert not Path("run").exists()
+
+
+MIXED = """\
+model: llama3_8b
+system: {segments: [{cluster: dgx_h100, num_chips: 16}, {cluster: dgx_a100, num_chips: 16}]}
+workload: {seq: 4096, global_batch: 64}
+strategy: {pp: 2, zero_stage: 1}
+"""
+
+
+def test_a_replay_of_segments_is_refused_in_one_line(search):
+    Path("mixed.yaml").write_text(MIXED)
+    said = search("replay", "mixed.yaml", "--no-trace")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "a replay runs on chips of one kind" in said.err
+
+
+def test_segments_together_have_no_more_chips_than_a_cluster():
+    with pytest.raises(SpaceError, match="system: must have at most 10000000 chips.*10000016"):
+        parse_space(MIXED.replace("num_chips: 16", "num_chips: 10000000", 1))
+
+
+def test_a_price_beyond_all_bounds_is_one_line(search):
+    words = ("estimate", f"{SMALL}:fully_sharded", "--set")
+    said = search(*words, "system={cluster: dgx_h100, num_chips: 64, price_usd_per_hour: 1.0e+308}")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "price_usd_per_hour must be at least 0 and at most 1e+09" in said.err
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

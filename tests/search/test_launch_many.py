@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,11 @@ def test_a_pattern_gives_one_folder_a_space_and_one_index(search, spaces):
         assert row["best"]["step_time_s"] == front["step_time_s"].min()
     assert "search show batch/a" in said.out
     assert "[2/2] b" in said.err
+    assert said.err.splitlines()[:3] == [
+        "a: llama3_8b on 512 x dgx_h100, 4 points; step_time_s, peak_memory_bytes",
+        "b: llama3_8b on 512 x dgx_h100, 4 points; step_time_s, peak_memory_bytes",
+        "batch of 2: batch",
+    ]
 
 
 def test_runs_of_a_batch_are_the_runs_of_a_launch_alone(search, spaces):
@@ -136,6 +142,16 @@ def test_a_run_that_was_killed_shows_as_interrupted_in_the_index(search, spaces)
     RunFolder.open(Path("batch/b")).update_manifest(state="running")  # as a killed process leaves it
     index.settle(1, outcome="running")
     assert [row["outcome"] for row in BatchIndex.open(Path("batch")).rows()] == ["done", "interrupted"]
+
+
+def test_a_run_whose_folder_is_gone_is_not_told_as_done(search, spaces):
+    search("launch", "spaces/[ab].yaml", *INLINE, "--out", "batch")
+    shutil.rmtree("batch/a")
+    assert [row["outcome"] for row in BatchIndex.open(Path("batch")).rows()] == ["failed", "done"]
+    assert "a: batch/a: no such run folder any more" in search("runs", "batch").out
+    again = search("resume", "batch", *INLINE)
+    assert again.code == 2
+    assert "search show batch/b" in again.out
 
 
 @pytest.mark.parametrize("command", [("show",), ("estimate",), ("replay",)])
