@@ -23,6 +23,7 @@ from estimator.compose import (
 )
 from estimator.cost.table import Base
 from estimator.jit import njit
+from estimator.keep import BUFFERS
 from estimator.memory import chunk_bytes, owed_bytes, static_bytes
 
 __all__ = [
@@ -121,6 +122,7 @@ def chunk_costs(
         floor[a + 1] = floor[a] + cols[:3, kind_of[a]].sum()
     counts, first, held = np.zeros((1, kinds)), np.zeros((2, kinds)), np.zeros((1, kinds))
     saved, most, live, owed, line = np.empty(1), np.empty(1), np.empty(1), np.empty(1), np.zeros(4)
+    logits = np.empty(1)
     share = keep.activations
     for s in range(slots):
         sends = 1.0 if s < INNER else 2.0  # the ends have one neighbour
@@ -143,9 +145,9 @@ def chunk_costs(
                 once_seconds(counts, 0, cols, once)
                 again_seconds(counts, first, 0, depths[s], choice, r, repeated)
                 zero_traffic(counts, 0, base, net, c, traffic)
-                passes = chunk_seconds(once, repeated, code, keep, flags[3], traffic)
+                passes = chunk_seconds(once, repeated, code, flags[1], keep, flags[3], traffic)
                 seconds[s, start, stop] = (passes[0] + passes[1] + passes[2]) + sends * sent
-                chunk_bytes(counts, first, depths[s], again, choice, saved, most, live)
+                chunk_bytes(counts, first, depths[s], again, choice, saved, most, logits, live)
                 owed_bytes(counts, base, owed)
                 static_bytes(0, held, base, keep, net, c, line)
                 x = nbytes[s, start, stop]
@@ -155,5 +157,6 @@ def chunk_costs(
                 x[KEPT], x[WIDE] = line[0] + line[1] + line[2], line[3]
                 if not keep.reshard:  # of every chunk, not of the widest
                     x[KEPT], x[WIDE] = x[KEPT] + line[3], 0.0
-                x[SAVED], x[LIVE], x[OWED] = (1.0 - share) * saved[0], live[0] + share * (2.0 * most[0]), owed[0]
+                x[SAVED] = (1.0 - share) * (saved[0] - logits[0]) + logits[0]
+                x[LIVE], x[OWED] = live[0] + share * (BUFFERS * most[0]), owed[0]
     return ChunkCosts(slot, seconds, nbytes, floor)

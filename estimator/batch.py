@@ -158,30 +158,31 @@ def _peak_bytes(t, rows, i, place, base, again, keep, dp, dense, expert, tell, i
     p, c, net, row = rows.pp[i], t.constants, t.nets[rows.net[i]], rows.row[i]
     num_classes = place.counts.shape[0]
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    words = np.empty(num_classes)
     flying, late = np.empty(place.slots.shape), np.empty((2, p, place.slots.shape[1]))
     made = program_of(t, rows.program[i], p)
     in_flight_peak(rows.schedule[i], p, rows.vpp[i], rows.num_micro_batches[i], made, flying)
     owed_peak(rows.schedule[i], p, rows.num_micro_batches[i], made, late)
     second_set(holds_pairs(rows.schedule[i]), rows.overlap_ep[i], flying)
-    chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, most, live)
+    chunk_bytes(place.counts, place.first, rows.layers[i], again, rows.choice[i], saved, most, words, live)
     owed_bytes(place.counts, base, owed)
     exchange = fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p)
     line, scratch = np.zeros(items.shape[1]), np.zeros(items.shape[1])
     peak, hosted = 0.0, 0.0
     for rank in range(p):
         static = static_bytes(rank, place.held, base, keep, net, c, line)
-        moving = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, keep.activations, line)
+        moving = moving_bytes(rank, place.slots, flying, late, saved, most, words, owed, live, keep.activations, line)
         line[ITEM_BUCKETS] = staging_bytes(rows.bucket[i], dense[rank], expert[rank], dp, keep.zero, c)
         line[ITEM_EXCHANGE] = exchange
         line[ITEM_WORK] = WORKSPACE_BYTES
         peak = max(peak, (static + moving) + (line[ITEM_BUCKETS] + (exchange + WORKSPACE_BYTES)))
         if uses_host(keep):
-            kept = kept_bytes(rank, place.slots, flying, saved)
+            kept = kept_bytes(rank, place.slots, flying, saved, words)
             shard = shard_of(dense[rank], expert[rank], keep.zero, net)
             hosted = max(hosted, hosted_bytes(rank, place.held, base, keep, net, c, shard, kept, scratch))
         if tell:
             logits = logits_bytes(rank, place.slots, flying, place.counts, again)
-            line[ITEM_LOGITS] = (1.0 - keep.activations) * logits
+            line[ITEM_LOGITS] = logits
             line[ITEM_ACTIVATIONS] -= line[ITEM_LOGITS]
             items[rank] = line
     return peak, hosted
@@ -233,9 +234,9 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             once_seconds(place.counts, j, cols, once)
             again_seconds(place.counts, place.first, j, layers, choice, r, repeated)
             zero_traffic(place.counts, j, base, net, c, traffic)
-            passes = chunk_seconds(once, repeated, code, keep, dp, traffic)
+            passes = chunk_seconds(once, repeated, code, ep, keep, dp, traffic)
             if offloads:
-                bare = chunk_seconds(once, repeated, code, at_home(keep), dp, traffic)
+                bare = chunk_seconds(once, repeated, code, ep, at_home(keep), dp, traffic)
                 waits[0, j], waits[1, j], waits[2, j] = passes[0] - bare[0], passes[1] - bare[1], passes[2] - bare[2]
             for n in range(PASSES):
                 put(classes, n * num_classes + j, splat(passes[n] + coupled if n == 1 else passes[n]))

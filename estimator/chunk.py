@@ -13,12 +13,14 @@ from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Base
 from estimator.jit import njit
 from estimator.keep import BUFFERS
-from estimator.span_codes import holds_pairs, splits_backward
+from estimator.span_codes import BREADTH_FIRST, GPIPE, holds_pairs, splits_backward
 
 __all__ = ["TRAFFIC", "beside", "chunk_seconds", "zero_traffic"]
 
 TRAFFIC: Final = 10
 """What ZeRO and the host move for it: see `zero_traffic`."""
+EVEN_SHARE: Final = 1.0 / 3.0
+"""Of a micro-batch's seconds, that of F beside B and W: as many FLOPs each."""
 
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 DENSE_W, EXPERT_W = int(Base.DENSE_WEIGHT_BYTES), int(Base.EXPERT_WEIGHT_BYTES)
@@ -65,12 +67,12 @@ def beside(window, traffic):
 
 
 @njit(cache=True)
-def chunk_seconds(once, again, code, keep, overlap_dp, traffic):
+def chunk_seconds(once, again, code, ep, keep, overlap_dp, traffic):
     """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
-    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above; keep: Keep; code: of the schedule. A
-    pass runs *alone* where no pass of another micro-batch hides its expert traffic. Schedules that do not split
-    backward get W inside B.
+    `once` [ONCE], `again` [AGAIN], `traffic` [TRAFFIC]: of the functions above; keep: Keep; code: of the schedule. With
+    `ep` passes of two micro-batches run side by side; one *alone* has no other to hide its expert traffic, and none
+    that gives its own traffic time. Schedules that do not split backward get W inside B.
     """
     tf, tb, tw, tr = once[0], once[1], once[2], again[0]
     splits = splits_backward(code)
@@ -78,26 +80,27 @@ def chunk_seconds(once, again, code, keep, overlap_dp, traffic):
     if not splits:
         tb += tw
         tw = 0.0
+    af, ab = tf, tb
     if keep.zero >= 2:
-        tf, tb, tw = _sharded_seconds(tf, tb, tw, once[5] + once[6] + again[2], code, keep, overlap_dp, traffic)
-    af, ab = tf + once[3], tb + (once[4] + again[1])
+        others = once[5] + once[6] + again[2]
+        af, ab, aw = _sharded_seconds(tf, tb, tw, others, code, False, keep, overlap_dp, traffic)
+        tf, tb, tw = _sharded_seconds(tf, tb, tw, others, code, ep, keep, overlap_dp, traffic) if ep else (af, ab, aw)
+        ab += aw - tw
+    af, ab = af + once[3], ab + (once[4] + again[1])
     if keep.activations + keep.parameters + keep.gradients > 0.0:
-        ahead, back, last = _host_seconds(again[3], keep, traffic)
-        if splits:
-            tw = max(tw, last)
-        else:
-            back = max(back, last)
-        tf, tb, af, ab = max(tf, ahead), max(tb, back), max(af, ahead), max(ab, back)
+        ahead, back, last = _host_seconds(again[3], tb, tw, code, keep, traffic)
+        tf, tb, tw, af, ab = max(tf, ahead), max(tb, back), max(tw, last), max(af, ahead), max(ab, back)
     return tf, tb, tw, af, ab
 
 
 @njit(cache=True)
-def _sharded_seconds(tf, tb, tw, others, code, keep, overlap_dp, traffic):
+def _sharded_seconds(tf, tb, tw, others, code, paired, keep, overlap_dp, traffic):
     """The three passes with what ZeRO-2 and 3 move for every micro-batch; `others`: traffic on the outermost tier.
 
     Stage 2 reduces gradients, 3 gathers weights as well: for forward, and again for backward unless these were kept
-    (FSDP2's reshard_after_forward). Gradients are there once W has run: inside B, or in its own pass. With nothing
-    gathered ahead a block waits for its weights, which stand in one queue behind the gradients of the block before it.
+    (FSDP2's reshard_after_forward). Gradients are there once W has run: inside B, or in its own pass. Of two passes
+    side by side (`paired`) each hides what the other leaves over. With nothing gathered ahead a block waits for its
+    weights, which stand in one queue behind the gradients of the block before it.
     While ZeRO's and other traffic are both on the outermost tier, each gets half of it, which holds the micro-batch up:
     a share of its time equal to the product of theirs. Where ZeRO-3's traffic is all that a micro-batch waits for, it
     also waits while the first block runs backward: the weights of the blocks ahead are there, and there are no
@@ -115,14 +118,18 @@ def _sharded_seconds(tf, tb, tw, others, code, keep, overlap_dp, traffic):
     blocks = max(traffic[4], 1.0)
     ahead = min(keep.prefetch, blocks) * again
     stall = max(tb + tw - (0.0 if apart else ahead), 0.0) / blocks
-    if keep.prefetch > 0.0:
+    if keep.prefetch > 0.0 and paired:
+        tf = tf + SLOWDOWN * gather
+        tb = max(tb + SLOWDOWN * back, back + gather - tf)
+    elif keep.prefetch > 0.0:
         tb = beside(tb, back)
         tf = beside(tf, gather)
     else:
         tb = tb + back if keep.reshard else beside(tb, back)
         tf = tf + gather
     if splits:
-        tw = _late_seconds(tw, late, max(tf - gather, 0.0), max(tb - again, 0.0), blocks, apart, keep)
+        free_f, free_b = max(tf - gather, 0.0), max(tb - again, 0.0)
+        tw = _late_seconds(tw, late, free_f, free_b + (free_f if paired else 0.0), blocks, apart, keep)
     exposed = max(gather + (scatter + again) + stall - (tf + tb + tw), 0.0) if three else 0.0
     if apart and three and keep.prefetch > 0.0:
         exposed = max(exposed, (scatter + gather - keep.prefetch * tw) / blocks)
@@ -150,13 +157,30 @@ def _late_seconds(tw, scatter, free_f, free_b, blocks, apart, keep):
 
 
 @njit(cache=True)
-def _host_seconds(saved, keep, traffic):
-    """Seconds of the host's link in forward, before backward ends, and while gradients come; both ways side by side.
+def _host_seconds(saved, tb, tw, code, keep, traffic):
+    """Least seconds of the three passes for the host's link, which carries both ways side by side.
 
     Forward sends what it saved down while weights come up; backward takes both back up, but for weights that stayed
-    gathered, while gradients go down. Weights of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards.
+    gathered, while gradients go down. Weights of ZeRO-3 and gradients of ZeRO-2 and 3 travel as shards. What a pass's
+    last blocks send goes on beside the next pass, as far as there are buffers: of gradients at most an even share of
+    the passes, of activations the last block's, beside which the first one of backward is fetched (where a backward
+    follows a forward). No term falls where another pass gets longer, which exact bounds rest on.
     """
     down = keep.activations * (saved * traffic[5])
     up = keep.parameters * (traffic[7] if keep.zero >= 3 else traffic[6])
     grads = keep.gradients * (traffic[9] if keep.zero >= 2 else traffic[8])
-    return max(down, up), down + (up if keep.reshard else 0.0), grads
+    blocks = max(traffic[4], 1.0)
+    first = min(max(down - tb, 0.0) / blocks, max(down - up, 0.0))
+    if code == GPIPE or code == BREADTH_FIRST:
+        first = 0.0
+    fetch = down + (up if keep.reshard else 0.0) - first
+    some = min(BUFFERS / blocks, 1.0)
+    if splits_backward(code) and not holds_pairs(code):
+        later = min(some, 2.0 * EVEN_SHARE) * grads
+        stay = max(grads - some * max(grads - tw, 0.0), EVEN_SHARE * grads)
+        return max(down + 0.5 * later, up), max(fetch, 0.5 * later), stay
+    later = min(some, EVEN_SHARE) * grads
+    stay = max(grads - some * max(grads - (tb + tw), 0.0), (1.0 - EVEN_SHARE) * grads)
+    if holds_pairs(code):
+        return max(down + later, up), max(fetch, 0.5 * stay), 0.5 * stay
+    return max(down + later, up), max(fetch, stay), 0.0

@@ -114,7 +114,8 @@ ONCE: Final = 7
 """What a chunk takes for one micro-batch: forward, input gradient, weight gradient; what forward and input gradient
 take longer alone; seconds of their expert traffic on the outermost tier."""
 AGAIN: Final = 4
-"""What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier. And the bytes kept."""
+"""What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier. And the bytes kept
+that may go to the host: all but logits, whose backward follows at once."""
 PASSES: Final = 5
 """Rows of seconds by class or chunk: forward, input gradient, weight gradient, the first two alone."""
 
@@ -123,7 +124,8 @@ B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST",
 W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
-F_WIRE, B_WIRE, R_WIRE, A_SAVED = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE), int(Again.SAVED_BYTES)
+F_WIRE, B_WIRE, R_WIRE = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE)
+A_SAVED, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LOGITS_BYTES)
 
 
 @njit(cache=True)
@@ -146,7 +148,7 @@ def choose_columns(base, again_all, tp, ep, cols, r):
             r[c, k, 0] = a[R_COMP] + a[R_HOST] + a[R_CP] + a[R_TP0 + tp] + a[R_EP0 + ep]
             r[c, k, 1] = a[R_EP0] - a[R_EP0 + ep]
             r[c, k, 2] = a[R_WIRE]
-            r[c, k, 3] = a[A_SAVED]
+            r[c, k, 3] = a[A_SAVED] - a[A_LOGITS]
 
 
 @njit(cache=True)

@@ -125,17 +125,19 @@ def hosted_bytes(rank, held, base, keep, net, c, shard, kept, line):
 
 
 @njit(cache=True)
-def kept_bytes(rank, chunks, in_flight, saved):
-    """Activations of the micro-batches in flight on a rank, wherever they are."""
+def kept_bytes(rank, chunks, in_flight, saved, logits):
+    """Activations of the micro-batches in flight on a rank that may go to the host, wherever they are."""
     kept = 0.0
     for slot in range(in_flight.shape[1]):
-        kept += in_flight[rank, slot] * saved[chunks[rank, slot]]
+        kept += in_flight[rank, slot] * (saved[chunks[rank, slot]] - logits[chunks[rank, slot]])
     return kept
 
 
 @njit(cache=True)
-def chunk_bytes(counts, first, layers, again_all, choice, saved, most, live):
-    """Per chunk: bytes that one micro-batch keeps, of its widest block, and the widest working set of a block.
+def chunk_bytes(counts, first, layers, again_all, choice, saved, most, logits, live):
+    """Per chunk: bytes that one micro-batch keeps, of its widest block without logits, of logits, and to work with.
+
+    `live` is the widest working set of a block. Logits stay on the chip whatever goes to the host.
 
     again_all [choices, K, Again]: 0 none, 1 full, then selective sets. `layers` > 0 with choice 1 is block recompute:
     the first `layers` of the chunk in full, the others not at all. first [C * (L + 1), K].
@@ -145,25 +147,28 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, most, live):
     for j in range(num_chunks):
         total = 0.0
         block = 0.0
+        words = 0.0
         widest = 0.0
         for k in range(kinds):
             n = counts[j, k]
             if n > 0:
+                words += n * again_all[0, k, A_LOGITS]
                 if layers > 0:
                     full = first[j * depth + min(layers, depth - 1), k]
                     total += full * again_all[1, k, A_SAVED] + (n - full) * again_all[0, k, A_SAVED]
                     if full > 0:
                         widest = max(widest, again_all[1, k, A_LIVE])
-                        block = max(block, again_all[1, k, A_SAVED])
+                        block = max(block, again_all[1, k, A_SAVED] - again_all[1, k, A_LOGITS])
                     if n > full:
                         widest = max(widest, again_all[0, k, A_LIVE])
-                        block = max(block, again_all[0, k, A_SAVED])
+                        block = max(block, again_all[0, k, A_SAVED] - again_all[0, k, A_LOGITS])
                 else:
                     total += n * again_all[choice, k, A_SAVED]
                     widest = max(widest, again_all[choice, k, A_LIVE])
-                    block = max(block, again_all[choice, k, A_SAVED])
+                    block = max(block, again_all[choice, k, A_SAVED] - again_all[choice, k, A_LOGITS])
         saved[j] = total
         most[j] = block
+        logits[j] = words
         live[j] = widest
 
 
@@ -188,12 +193,12 @@ def owed_bytes(counts, base, owed):
 
 
 @njit(cache=True)
-def moving_bytes(rank, chunks, in_flight, late, saved, most, owed, live, share, items):
+def moving_bytes(rank, chunks, in_flight, late, saved, most, logits, owed, live, share, items):
     """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum.
 
     `late` [2, p, slots]: micro-batches in flight, and those that only wait for their weight gradients, at the moment at
-    which most do; recompute saves nothing of what these keep. `share` of what is saved is on the host; what is owed
-    stays.
+    which most do; recompute saves nothing of what these keep. `share` of what is saved is on the host; logits stay, and
+    what is owed.
     """
     kept = 0.0
     waiting = 0.0
@@ -204,14 +209,16 @@ def moving_bytes(rank, chunks, in_flight, late, saved, most, owed, live, share, 
         waiting += late[0, rank, slot] * saved[chunk] + late[1, rank, slot] * owed[chunk]
         widest = max(widest, live[chunk])
     if share > 0.0:
-        block, early, after = 0.0, 0.0, 0.0
+        block, early, after, words, words_early = 0.0, 0.0, 0.0, 0.0, 0.0
         for slot in range(in_flight.shape[1]):
             chunk = chunks[rank, slot]
             block = max(block, most[chunk])
             early += late[0, rank, slot] * saved[chunk]
             after += late[1, rank, slot] * owed[chunk]
-        kept = left_bytes(kept, share, block)
-        waiting = left_bytes(early, share, block) + after
+            words += in_flight[rank, slot] * logits[chunk]
+            words_early += late[0, rank, slot] * logits[chunk]
+        kept = left_bytes(kept - words, share, block) + words
+        waiting = left_bytes(early - words_early, share, block) + words_early + after
     items[4] = max(kept, waiting)
     items[5] = widest
     return items[4] + widest

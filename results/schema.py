@@ -171,6 +171,7 @@ REPLAY_FIELDS: tuple[Field, ...] = (
     _field(Plain.FLOAT64, "replay_s", "what unrolling and replaying it took", "s"),
     _field(Plain.STRING, "trace", "its trace, from the run folder or an absolute path; empty: none", default=""),
     _field(Plain.BOOL, "agrees", "error of at most 5 percent"),
+    _field(Plain.BOOL, "fits", "the replay takes no more memory than there is", default=True),
     _field(Plain.INT64, "rank_estimated", "place among the finalists by estimate, from 1; 0: not replayed", "1"),
     _field(Plain.INT64, "rank_replayed", "place among the finalists by replay, from 1; 0: not replayed", "1"),
     _field(Plain.STRING, "note", "why it was not replayed, does not fit, or has no whole trace", default=""),

@@ -94,7 +94,7 @@ def least_seconds(t, row, flags, code, place, options, keep, floor, cols, r, out
     for j in range(place.counts.shape[0]):
         once_seconds(place.counts, j, cols[CHEAPEST], once)
         again_seconds(place.counts, place.first, j, 0, 0, r[CHEAPEST], repeated)
-        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, code, keep, 0, floor[j])
+        out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, code, 0, keep, 0, floor[j])
 
 
 @njit(cache=True)
@@ -142,12 +142,12 @@ def least_memory_of(t, part, i, row, place, options, asked, x):
     net, c = t.nets[part.net[i]], t.constants
     num_classes, slots = place.counts.shape[0], place.slots.shape[1]
     saved, live, owed, line = x.saved[:num_classes], x.live[:num_classes], x.owed[:num_classes], x.line
-    most = x.most[:num_classes]
+    most, logits = x.most[:num_classes], x.logits[:num_classes]
     flying, late = x.flying[:p, :slots], x.late[:, :p, :slots]
     made = program_of(t, part.program[i], p)
     in_flight_peak(part.schedule[i], p, part.vpp[i], part.m[i], made, flying)
     owed_peak(part.schedule[i], p, part.m[i], made, late)
-    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, most, live)
+    chunk_bytes(place.counts, place.first, 0, again, options.corner, saved, most, logits, live)
     owed_bytes(place.counts, base, owed)
     rest = 0.0 + (fixed_bytes(t.buffer_bytes[row], t.hop_bytes[row], p) + WORKSPACE_BYTES)
     memory = 0.0
@@ -159,7 +159,7 @@ def least_memory_of(t, part, i, row, place, options, asked, x):
                     if part.flags[i, 3, dp] >= 0:
                         static = min(static, static_bytes(rank, place.held, base, keep_of(asked, z, dp), net, c, line))
         share = asked.activations
-        moving = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
+        moving = moving_bytes(rank, place.slots, flying, late, saved, most, logits, owed, live, share, line)
         memory = max(memory, (static + moving) + rest)
     # A shade below, for the shares of a corner of several are none of their own, and round in their own way.
     return memory * (1.0 - 1e-12)
@@ -170,6 +170,7 @@ class Corner(NamedTuple):
 
     saved: np.ndarray
     most: np.ndarray
+    logits: np.ndarray
     live: np.ndarray
     owed: np.ndarray
     flying: np.ndarray
@@ -182,7 +183,7 @@ def new_corner(t):
     """Scratch for the largest structure of these tables."""
     most, ranks, slots = np.max(t.layouts[:, 1]), np.max(t.layouts[:, 5]), t.slots.shape[1]
     return Corner(
-        np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty((ranks, slots)),
+        np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty((ranks, slots)),
         np.empty((2, ranks, slots)), np.empty(NUM_ITEMS),
     )  # fmt: skip
 

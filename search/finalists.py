@@ -107,14 +107,15 @@ def _strategy_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def reranked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of replays.parquet in order of replayed time, what could not be replayed last; places filled in.
+    """Rows of replays.parquet in order of replayed time; places filled in.
 
-    Equal times keep the order of the estimate, then of the id.
+    What takes more memory than there is comes after all that fits, what could not be replayed last. Equal times keep
+    the order of the estimate, then of the id.
     """
     done = [row for row in rows if math.isfinite(row["replayed_step_time_s"])]
     estimated = sorted(done, key=lambda row: (row["estimated_step_time_s"], *key_of(row)))
     first = {key_of(row): place for place, row in enumerate(estimated, start=1)}
-    replayed = sorted(done, key=lambda row: (row["replayed_step_time_s"], first[key_of(row)]))
+    replayed = sorted(done, key=lambda row: (not row["fits"], row["replayed_step_time_s"], first[key_of(row)]))
     failed = [row for row in rows if not math.isfinite(row["replayed_step_time_s"])]
     return [
         *({**row, "rank_estimated": first[key_of(row)], "rank_replayed": n} for n, row in enumerate(replayed, start=1)),

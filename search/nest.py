@@ -324,9 +324,10 @@ def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
     for lane in range(WIDTH):
         o, g, z, dp = lane_o[lane], lane_g[lane], _lowest_zero(lane_kind[lane]), _dp_of(lane_kind[lane])
         keep = keep_of(asked, z, dp)
-        coupled = pair_hop(job.code, g != CHEAPEST and g & 1 == 1, job.hop, blocking)
+        ep = 1 if g != CHEAPEST and g & 1 == 1 else 0
+        coupled = pair_hop(job.code, ep, job.hop, blocking)
         for j in range(num):
-            passes = chunk_seconds(once[g, j], again[g, o, j], job.code, keep, dp, traffic[j])
+            passes = chunk_seconds(once[g, j], again[g, o, j], job.code, ep, keep, dp, traffic[j])
             for n in range(PASSES):
                 classes[n * num + j, lane] = passes[n] + coupled if n == 1 else passes[n]
 

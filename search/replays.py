@@ -128,14 +128,12 @@ def replay_point(
 
 def _overfull(step: ReplayedStep) -> list[str]:
     """What the replay says against the estimate's memory: ranks that would run out."""
-    devices = step.timeline.tasks.devices
-    over = [
-        f"{device.name} takes {format_bytes(peak)} of {format_bytes(device.capacity_bytes)}"
-        for device, peak in zip(devices, step.peak_memory_bytes, strict=True)
-        if peak > device.capacity_bytes
-    ]
-    more = f" and {len(over) - 1} more ranks do" if len(over) > 1 else ""
-    return [f"does not fit by the replay: {over[0]}{more}"] if over else []
+    if not step.overfull:
+        return []
+    first, devices = step.overfull[0], step.timeline.tasks.devices
+    peak, room = (format_bytes(x) for x in (step.peak_memory_bytes[first], devices[first].capacity_bytes))
+    more = f" and {len(step.overfull) - 1} more ranks do" if len(step.overfull) > 1 else ""
+    return [f"does not fit by the replay: {devices[first].name} takes {peak} of {room}{more}"]
 
 
 def subject_of(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> str:
@@ -191,6 +189,7 @@ def _row(finalist: Finalist, step: ReplayedStep) -> dict[str, Any]:
         **{f"exposed_{name}_s": float(seconds.max(initial=0.0)) for name, seconds in by_category.items()},
         "events": int(np.isfinite(step.timeline.start).sum()),
         "agrees": abs(step.error) <= AGREEMENT,
+        "fits": not step.overfull,
     }
 
 
@@ -203,6 +202,6 @@ def _empty_row(finalist: Finalist) -> dict[str, Any]:
         "num_gpus": int(row["num_gpus"]), "why": ", ".join(finalist.why),
         "estimated_step_time_s": float(row["step_time_s"]),
         "estimated_peak_memory_bytes": float(row["peak_memory_bytes"]),
-        "events": 0, "trace": "", "agrees": False, "rank_estimated": 0, "rank_replayed": 0, "note": "",
+        "events": 0, "trace": "", "agrees": False, "fits": True, "rank_estimated": 0, "rank_replayed": 0, "note": "",
     }  # fmt: skip
     return conform({name: [cell] for name, cell in cells.items()}, REPLAY_FIELDS).row(0)

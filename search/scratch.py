@@ -198,6 +198,7 @@ def fill_bytes(t, c, job, place, made, options, x):
     dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
     rank_params(place.held, base, dense, expert)
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
+    words = np.empty(num_classes)
     line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(job.keep)
     late = np.empty((2, p, place.slots.shape[1]))
     owed_peak(job.code, p, job.m, made, late)
@@ -217,12 +218,14 @@ def fill_bytes(t, c, job, place, made, options, x):
             if not (x.wanted[ep, 0, o] or x.wanted[ep, 1, o] or x.wanted[ep, 2, o] or x.wanted[ep, 3, o]):
                 continue
             choice, layers = choice_of(options, job.num_plain, o)
-            chunk_bytes(place.counts, place.first, layers, again, choice, saved, most, live)
+            chunk_bytes(place.counts, place.first, layers, again, choice, saved, most, words, live)
             for rank in range(p):
                 share = job.keep.activations
-                moving[o, rank] = moving_bytes(rank, place.slots, flying, late, saved, most, owed, live, share, line)
+                moving[o, rank] = moving_bytes(
+                    rank, place.slots, flying, late, saved, most, words, owed, live, share, line
+                )
                 if offloads:
-                    x.kept[o, rank] = kept_bytes(rank, place.slots, flying, saved)
+                    x.kept[o, rank] = kept_bytes(rank, place.slots, flying, saved, words)
         for z in range(4):
             if job.zero[z] < 0:
                 continue

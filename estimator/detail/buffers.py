@@ -20,8 +20,8 @@ _Place = tuple[int, Visit]
 """A pass and one of its blocks."""
 
 
-def wait_for_buffers(made: Instances, passes: Sequence[Sequence[tuple[int, ...]]]) -> None:
-    """Adds these waits. `passes`: per rank and pass, its one or two instances."""
+def wait_for_buffers(made: Instances, passes: Sequence[Sequence[tuple[int, ...]]], *, beside: bool) -> None:
+    """Adds these waits. `passes`: per rank and pass, its one or two instances, at once where `beside`."""
     for items in passes:
         forwards, gradients, every = list[_Place](), list[_Place](), list[_Place]()
         for parts in items:
@@ -29,7 +29,7 @@ def wait_for_buffers(made: Instances, passes: Sequence[Sequence[tuple[int, ...]]
                 visits = made.of(instance).visits
                 for n, visit in enumerate(visits):
                     if n < BUFFERS:
-                        _wait(made, (instance, visit), forwards, gradients, every if len(parts) == 1 else [])
+                        _wait(made, (instance, visit), forwards, gradients, [] if beside and len(parts) == 2 else every)
                     mine = {Kind.F: forwards, Kind.BW: gradients, Kind.W: gradients}.get(made.kind[instance])
                     for visited in (every,) if mine is None else (every, mine):
                         visited.append((instance, visit))

@@ -28,8 +28,9 @@ def lifetimes(block: Block, recipe: PrecisionRecipe, *, splits: bool) -> Lives:
 
 
 def kept_bytes(block: Block, recipe: PrecisionRecipe) -> float:
-    """Bytes of all tensors that a block keeps for backward."""
-    return sum(_kept(block, recipe).values())
+    """Bytes of all tensors that a block keeps for backward and that may leave the chip meanwhile: not of logits."""
+    kept = _kept(block, recipe).items()
+    return sum(nbytes for name, nbytes in kept if block.tensors[name].role is not Role.LOGITS)
 
 
 def _kept(block: Block, recipe: PrecisionRecipe) -> dict[str, float]:

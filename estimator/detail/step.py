@@ -35,6 +35,12 @@ class ReplayedStep:
         """The estimate's error against the replay: estimated / replayed - 1."""
         return float(self.estimate.step_time_s) / self.step_time_s - 1.0
 
+    @property
+    def overfull(self) -> tuple[int, ...]:
+        """Pipeline ranks that hold more than their chip has room for."""
+        devices = self.timeline.tasks.devices
+        return tuple(rank for rank, peak in enumerate(self.peak_memory_bytes) if peak > devices[rank].capacity_bytes)
+
 
 def replay_step(
     model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, *, max_tasks: int | None = None

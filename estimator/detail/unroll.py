@@ -227,7 +227,7 @@ class _Unroller:
                     arrived[key] = done if target == rank else self._send(made, rank, key, done, passes[rank][n + 1 :])
         if self.keep.activations:
             self._fetch_after_store(made, passes)
-        wait_for_buffers(made, passes)
+        wait_for_buffers(made, passes, beside=self._beside)
         for rank, items in enumerate(orders):
             for item, parts in zip(items, passes[rank], strict=True):
                 starts = parts if self._beside else parts[:1]

@@ -89,6 +89,10 @@ def _differences(rows: Sequence[Row]) -> list[str]:
     if away:
         names = ", ".join(f"{name_of(row)} ({row['error']:+.1%})" for row in away)
         lines += hanging("! ", f"the estimate is off by more than {AGREEMENT:.0%}, trust the replay: {names}")
+    if over := [name_of(row) for row in rows if not row["fits"]]:
+        lines += hanging(
+            "! ", f"more memory than there is by the replay, ranked behind all that fit: {', '.join(over)}"
+        )
     changed = order_line(rows)
     return [*lines, *(hanging("", changed) if changed else [])]
 
@@ -104,7 +108,7 @@ def beside(row: Row) -> list[str]:
     return [
         *hanging("step      ", f"{step} ({row['error']:+.1%}{flag})"),
         *hanging("pipeline  ", format_cell("replayed_pipeline_s", row["replayed_pipeline_s"])),
-        *hanging("memory    ", f"{held} (allocated, worst rank)"),
+        *hanging("memory    ", f"{held} (allocated, worst rank{'' if row['fits'] else '; does not fit'})"),
         *hanging("replayed  ", tasks),
     ]
 

@@ -179,7 +179,7 @@ def test_a_wait_of_the_first_backward_is_filled_with_what_is_gathered_ahead():
     traffic = np.array([1.5, 1.5, 0.0, 0.0, 4.0, *[0.0] * (TRAFFIC - 5)])
     for ahead, wait in ((1, 0.125), (2, 0.0), (9, 0.0)):
         keep = keep_of(Keep(3, 1, float(ahead), 0.0, 0.0, 0.0, 0.0), 3, 1)
-        forward, backward, *_ = chunk_seconds(once, again, CODES[Schedule.ONE_F_ONE_B], keep, 1, traffic)
+        forward, backward, *_ = chunk_seconds(once, again, CODES[Schedule.ONE_F_ONE_B], 0, keep, 1, traffic)
         assert forward + backward == pytest.approx(4.5 + wait + max(0.0, 1.0 + 0.15 * 1.5 - 1.5), rel=1e-15)
 
 

@@ -44,22 +44,23 @@ def test_a_share_on_the_host_leaves_the_chip_but_for_two_blocks(part, item):
         assert items(half)[item] == items(plain)[item] / 2
     else:
         assert 0 < block < items(plain)[item]
-    assert all(items(half)[other] == items(plain)[other] for other in items(plain) if other not in {item, "logits"})
+    assert all(items(half)[other] == items(plain)[other] for other in items(plain) if other != item)
     hosted = half.host_memory_bytes
     assert hosted >= items(plain)[item] / 2 * (1 - 1e-12)
     assert plain.host_memory_bytes == 0
 
 
 def test_activations_come_and_go_at_the_speed_of_the_link():
-    """On a slow link a pass takes what its transfers take: x saved / link, forward and backward."""
+    """On a slow link a pass takes what its transfers take; the first fetch runs beside the last store."""
     system = slow(host_bytes_per_s=1000)
     s = Strategy(pp=2, overlap=Overlap(pp=1))
     plain = evaluate(LLAMA, s, system, WORK)
     all_of_them = evaluate(LLAMA, replace(s, offload=Offload(activations=1)), system, WORK)
-    kept = items(plain)["activations"] + items(plain)["logits"]
-    each = kept / 2 / system.chip.host_bytes_per_s  # two micro-batches are in flight on the first of two ranks
+    each = items(plain)["activations"] / 2 / system.chip.host_bytes_per_s  # two micro-batches in flight on rank 0
+    blocks = LLAMA.num_layers / 2 + 1
     assert all_of_them.stages[0].forward_s == pytest.approx(each, rel=1e-12)
-    assert all_of_them.stages[0].backward_s == pytest.approx(each, rel=1e-12)
+    first = (each - plain.stages[0].backward_s) / blocks
+    assert all_of_them.stages[0].backward_s == pytest.approx(each - first, rel=1e-12)
     assert all_of_them.exposed_offload_s > 0.5 * all_of_them.step_time_s
 
 
@@ -80,18 +81,21 @@ def test_parameters_come_up_for_each_pass():
 
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZB_H1])
-def test_gradients_go_down_with_each_backward_and_are_added_up_in_the_hosts_memory(schedule):
-    s = Strategy(pp=2, zero_stage=2, schedule=schedule)
+def test_gradients_go_down_from_backward_on_and_are_added_up_in_the_hosts_memory(schedule):
+    """On a slow link each pass takes a third of it; those of the last two of five blocks may go beside other passes."""
+    s = Strategy(pp=2, zero_stage=2, schedule=schedule, overlap=Overlap(pp=1))
     for host, seconds in (({"host_bytes_per_s": 1000}, lambda c: 1 / c.host_bytes_per_s),
                           ({"host_memory_bytes_per_s": 1000}, lambda c: 3 / c.host_memory_bytes_per_s)):  # fmt: skip
         system = slow(**host)
         result = evaluate(LLAMA, replace(s, offload=Offload(gradients=1)), system, WORK)
         plain = evaluate(LLAMA, s, system, WORK)
         down = items(plain)["gradients"] * seconds(system.chip)
-        rest = plain.stages[0].backward_s
-        assert down <= result.stages[0].backward_s <= down + rest
+        told = result.stages[0].forward_s, result.stages[0].backward_s
         if schedule is Schedule.ONE_F_ONE_B:
-            assert result.stages[0].backward_s == pytest.approx(down, rel=1e-12)
+            assert told == pytest.approx((down / 3, down * 2 / 3), rel=1e-12)
+        else:
+            assert told[0] == pytest.approx(down / 5, rel=1e-12)
+            assert down * 4 / 5 < told[1] < down * 4 / 5 + plain.stages[0].backward_s
 
 
 def test_states_on_the_host_are_updated_there():
@@ -183,7 +187,8 @@ def test_no_price_makes_a_step_shorter_or_smaller_by_growing(structure, model, s
     elif rng.random() < 0.6:
         grown = tables._replace(base=times(tables.base, int(rng.choice(Base))))
     else:
-        grown = tables._replace(again=times(tables.again, int(rng.choice(Again))))
+        column = int(rng.choice([n for n in Again if n is not Again.LOGITS_BYTES]))  # a part of another
+        grown = tables._replace(again=times(tables.again, column))
     after = told(grown, rows)
     slack = 1 + 1e-13  # the same sums in another order
     assert (after[:, Out.STEP_TIME_S] * slack >= before[:, Out.STEP_TIME_S]).all()

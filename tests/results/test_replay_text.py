@@ -101,7 +101,7 @@ def test_a_timeline_without_memory_or_tasks_is_still_told():
 
 def finalist(**cells):
     row = {field.name: "" if field.kind is Plain.STRING else 1.0 for field in REPLAY_FIELDS}
-    row |= {"agrees": True, "why": "best step_time_s, knee", "error": -0.012, "note": ""} | cells
+    row |= {"agrees": True, "fits": True, "why": "best step_time_s, knee", "error": -0.012, "note": ""} | cells
     return conform({name: [cell] for name, cell in row.items()}, REPLAY_FIELDS).row(0)
 
 

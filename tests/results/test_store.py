@@ -99,7 +99,7 @@ def replays(num, **replaced):
         field.name: np.arange(num, dtype=np.float64) for field in REPLAY_FIELDS if field.kind is not Plain.STRING
     }
     texts = {field.name: ["text"] * num for field in REPLAY_FIELDS if field.kind is Plain.STRING}
-    return numbers | texts | {"agrees": [True] * num} | replaced
+    return numbers | texts | {"agrees": [True] * num, "fits": [True] * num} | replaced
 
 
 def test_replays_read_back_and_a_run_without_any_has_no_rows(run):

@@ -86,7 +86,7 @@ def test_json_has_stable_keys_and_the_fastest_in_full(search, small_run):
     assert data["rows"][0].keys() == {
         "id", "name", "system", "num_gpus", "why", "strategy", "estimated_step_time_s", "replayed_step_time_s", "error",
         "replayed_pipeline_s", "estimated_peak_memory_bytes", "replayed_peak_memory_bytes", "critical_path_s",
-        "exposed_comm_s", "events", "replay_s", "trace", "agrees", "rank_estimated", "rank_replayed", "note",
+        "exposed_comm_s", "events", "replay_s", "trace", "agrees", "fits", "rank_estimated", "rank_replayed", "note",
     }  # fmt: skip
     best = data["best"]
     assert best.keys() == {"id", "name", "span_s", "critical_path_s", "exposed", "ranks"}
@@ -204,7 +204,7 @@ def test_a_trace_that_does_not_hold_all_says_so_and_so_does_the_row(search, smal
 
 
 def test_what_a_trace_leaves_out_is_no_news_of_a_front():
-    row = {"id": 3, "name": "", "rank_replayed": 0, "note": ""}
+    row = {"id": 3, "name": "", "rank_replayed": 0, "fits": True, "note": ""}
     partial = "trace shows operations of micro-batches 0, 5, 9 of 10; of the others passes only"
     notes = [partial, f"does not fit by the replay: rank 0; {partial}", "no trace: disk full"]
     told = replay_lines([row | {"note": note} for note in notes])
@@ -222,6 +222,9 @@ def test_memory_that_the_replay_finds_too_small_is_told(search, small_run, monke
     said = search("replay", small_run.path, "--no-trace")
     assert all(row["note"].startswith("does not fit by the replay: rank 0 takes ") for row in rows_of(small_run))
     assert said.out.count("does not fit by the replay: rank 0") == 5  # four finalists, and the fastest in full
+    assert not any(row["fits"] for row in rows_of(small_run))
+    assert "! more memory than there is by the replay, ranked behind all that fit: " in said.out
+    assert "worst rank; does not fit)" in search("replay", f"{small_run.path}:7", "--no-trace").out
 
 
 def test_an_interruption_keeps_what_was_replayed(search, small_run, monkeypatch):

@@ -98,7 +98,7 @@ def test_one_reference_on_two_sizes_of_a_cluster_is_two_finalists(table):
 
 def row(number, estimated, replayed):
     return {"id": number, "name": "", "system": "s", "num_gpus": 8, "estimated_step_time_s": estimated,
-            "replayed_step_time_s": replayed}  # fmt: skip
+            "replayed_step_time_s": replayed, "fits": True}  # fmt: skip
 
 
 def test_replayed_time_orders_finalists_and_what_was_not_replayed_comes_last():
@@ -117,6 +117,12 @@ def test_equal_replays_keep_the_order_of_the_estimate_and_nothing_is_said():
     assert [r["id"] for r in rows] == [9, 5, 7]
     assert order_line(rows) == ""
     assert order_line(reranked([])) == ""
+
+
+def test_what_takes_more_memory_than_there_is_stands_behind_all_that_fits():
+    rows = reranked([row(1, 1.0, 1.0) | {"fits": False}, row(2, 2.0, 2.0), row(3, 3.0, math.nan)])
+    assert [(r["id"], r["rank_replayed"]) for r in rows] == [(2, 1), (1, 2), (3, 0)]
+    assert order_line(rows) == "ranking changed: by replay 2, 1; by estimate 1, 2"
 
 
 def test_the_key_of_a_row_survives_the_file(small_run):
