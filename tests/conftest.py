@@ -16,6 +16,22 @@ settings.register_profile("trainspace", deadline=None, derandomize=os.environ.ge
 settings.load_profile("trainspace")
 
 
+TOGETHER = {
+    "ray": ("test_pool.py", "test_launch.py", "test_resume.py", "test_study_resume.py", "test_launch_many.py"),
+    "sweeps": ("test_shipped_spaces.py", "test_readme.py", "test_sweep.py", "test_structures.py"),
+}
+"""Files that one process of pytest-xdist takes: Ray wants both cores, and sweeps are made once a process."""
+GROUP_OF = {name: group for group, names in TOGETHER.items() for name in names}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps a file together, for its fixtures, where several processes share the tests (`-n 2 --dist loadgroup`)."""
+    if config.getoption("dist", "no") != "no":
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(GROUP_OF.get(item.path.name, item.path.stem)))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -63,7 +63,7 @@ COUNTED = {
 
 # Billions in all and for one token, as published, and where. Digits are cut or rounded.
 PUBLISHED = [
-    ("MiniMaxAI--MiniMax-M2.5", "229", "10", "model card, size of its files"),
+    ("MiniMaxAI--MiniMax-M2.5", "229", "10", "size of its files; active: card of M2, alike"),
     ("Qwen--Qwen3-0.6B", "0.6", "", "model card"),
     ("Qwen--Qwen3-1.7B", "1.7", "", "model card"),
     ("Qwen--Qwen3-8B", "8.2", "", "model card"),

@@ -151,17 +151,31 @@ def is_legal(space: Space, system: SystemSpec, s: Strategy) -> bool:
     return not check(Case.of(space.model, s, system, space.workload))[0]
 
 
+Members = list[tuple[int, Strategy]]
+_known: dict[str, list[tuple[SystemSpec, Members]]] = {}
+
+
+def legal(space: Space) -> list[tuple[SystemSpec, Members]]:
+    """The points of every legal candidate, the one that stands for it first. Kept: two files of tests ask."""
+    name = replace(space, constraints=()).resolved_yaml()
+    if name not in _known:
+        classes: dict[Any, Members] = {}
+        for number, system, values in raw_points(space):
+            s = plain_strategy(space, system, values)
+            if s is not None and is_legal(space, system, s):
+                s = with_space_layout(space, system, s)  # held to brute force in tests/estimator/test_balance.py
+                classes.setdefault(key_of(space, system, s), []).append((number, s))
+        for members in classes.values():
+            members.sort(key=lambda m: (m[1].recompute.kind is RecomputeKind.BLOCK, m[1].recompute_layers, m[0]))
+        _known[name] = [(system, members) for (system, *_), members in classes.items()]
+    return _known[name]
+
+
 def candidates(space: Space, *, thorough: bool = False) -> list[Candidate]:
     """Every legal candidate, evaluated; `thorough` evaluates each point that stands for it and wants the same bits."""
-    classes: dict[Any, list[tuple[int, Strategy]]] = {}
-    for number, system, values in raw_points(space):
-        s = plain_strategy(space, system, values)
-        if s is not None and is_legal(space, system, s):
-            s = with_space_layout(space, system, s)  # held to brute force in tests/estimator/test_balance.py
-            classes.setdefault(key_of(space, system, s), []).append((number, s))
     out = []
-    for (system, *_), members in classes.items():
-        first = min(members, key=lambda m: (m[1].recompute.kind is RecomputeKind.BLOCK, m[1].recompute_layers, m[0]))
+    for system, members in legal(space):
+        first = members[0]
         told = [evaluate(space.model, s, system, space.workload) for _, s in (members if thorough else [first])]
         values = {name: float(np.asarray(v)) for name, v in told[0].columns.items()}
         for other in told[1:]:
@@ -200,4 +214,4 @@ def front(space: Space, among: list[Candidate]) -> dict[int, tuple[float, ...]]:
     return out
 
 
-__all__ = ["Candidate", "allowed", "candidates", "front", "space_of"]
+__all__ = ["Candidate", "allowed", "candidates", "front", "legal", "space_of"]

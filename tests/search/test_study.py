@@ -13,13 +13,15 @@ from estimator.step import evaluate
 from estimator.strategy import Chunks
 from results.pareto import non_dominated
 from results.schema import strategy_at
-from search import choice, free, meshes
+from search import choice, free, meshes, study_run
 from search.choice import choose
 from search.dimensions import Dimensions
 from search.free import grid_size
 from search.launch import LaunchOptions, NothingFeasible, launch
 from search.pricer import Pricer
 from search.space import Sampler, load_space, parse_space
+from search.study import STARTUP
+from search.study_launch import STARTS
 from search.study_run import BATCH
 from tests.search.naive import space_of
 from tests.search.small import SMALL, swept
@@ -192,12 +194,18 @@ def test_every_sampler_runs_and_the_same_seed_finds_the_same(sampler, tmp_path):
     assert [t.params for t in journalled(first).get_trials()] != [t.params for t in journalled(other).get_trials()]
 
 
-@pytest.mark.slow
-def test_a_gaussian_process_runs(tmp_path):
+def test_a_gaussian_process_runs(tmp_path, monkeypatch):
+    """Rounds of two: each proposal of the process takes it a second."""
     pytest.importorskip("scipy")
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # its matrices are tiny, and threads that wait for each other take the machine
+    monkeypatch.setattr(study_run, "BATCH", 2)
     space = load_space("llama3_8b_small")
-    run = studied(space, tmp_path / "run", Sampler.GP, trials=2 * BATCH)
+    num_starts = len(Dimensions.of(space).starts(STARTS))
+    run = studied(space, tmp_path / "run", Sampler.GP, trials=num_starts + 3)
+    torch.set_num_threads(before)
+    assert run.manifest["study"]["trials"] > num_starts >= STARTUP
     assert front_of(run, space)
 
 
