@@ -427,3 +427,17 @@ def test_help_loads_nothing_heavy():
 def test_a_heavy_import_is_seen(tmp_path):
     (tmp_path / "optuna.py").touch()
     assert loaded_by("import optuna", tmp_path) == {"optuna"}
+
+
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_the_prose_of_a_page_fits_120_columns(page):
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "!"))] == []
