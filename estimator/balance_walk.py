@@ -19,7 +19,7 @@ import numpy as np
 from estimator.balance_costs import DENSE, EXPERT, KEPT, LIVE, NUM_BYTES, OWED, SAVED, WIDE
 from estimator.batch import staging_bytes
 from estimator.compose import Constants
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 
 __all__ = ["BYTES", "SECONDS", "SQUARES", "Room", "one_each", "pairs", "rank_bytes", "round_robin"]
 
@@ -50,13 +50,13 @@ class Room(NamedTuple):
     constants: Constants
 
 
-@njit(cache=True)
+@kernel
 def _least(c, num_chunks):
     """Layers that a chunk must hold."""
     return 1 if 0 < c < num_chunks - 1 else 0
 
 
-@njit(cache=True)
+@kernel
 def _hold(t, room, c, a, b, sums):
     """Add a chunk to what a rank holds: `sums` [NUM_SUMS], which begins at zero."""
     x = t.nbytes[t.slot[c], a, b]
@@ -69,14 +69,14 @@ def _hold(t, room, c, a, b, sums):
     sums[WAITING] += room.late[0, c] * x[SAVED] + room.late[1, c] * x[OWED]
 
 
-@njit(cache=True)
+@kernel
 def _held(room, sums):
     """Bytes of a rank from its sums, in the terms of memory.py and batch.py."""
     staged = staging_bytes(room.bucket, sums[DENSE], sums[EXPERT], room.staged, 0, room.constants)
     return sums[KEPT] + sums[WIDE] + staged + max(sums[SAVED], sums[WAITING]) + sums[LIVE] + room.fixed
 
 
-@njit(cache=True)
+@kernel
 def _bytes_of(t, room, c, a, b, d, x, y, sums):
     """Bytes of a rank with layers a .. b - 1 on chunk c and, where d >= 0, x .. y - 1 on chunk d."""
     sums[:] = 0.0
@@ -89,7 +89,7 @@ def _bytes_of(t, room, c, a, b, d, x, y, sums):
     return _held(room, sums)
 
 
-@njit(cache=True)
+@kernel
 def _joined(goal, before, load, squares):
     """Value of a layout with one more rank."""
     return before + squares if goal == SQUARES else max(before, load)
@@ -248,7 +248,7 @@ def _spread_prefix(mask, prefix, num, trial, start):
     return num - trial.sum(), c
 
 
-@njit(cache=True)
+@kernel
 def _chunk_seconds(t, c, start, trial, num, more):
     """Seconds of a chunk with some layers more; the last chunk ends with the model."""
     n = trial[c] + more
@@ -256,7 +256,7 @@ def _chunk_seconds(t, c, start, trial, num, more):
     return t.seconds[t.slot[c], a, a + n]
 
 
-@njit(cache=True)
+@kernel
 def _rank_load(t, room, p, rank, goal, start, trial, num, sums):
     """Seconds, or bytes, of a rank as it is, and whether it keeps within its room."""
     seconds = 0.0
@@ -292,7 +292,7 @@ def _fill(t, room, p, goal, left, grows, num, trial, start, load, sums):
     return True
 
 
-@njit(cache=True)
+@kernel
 def _grow(t, room, p, rank, goal, grows, num, trial, start, grown, into, sums):
     """What a rank would have with one layer more, and on which of its chunks; infinite where it has no room."""
     least, at = np.inf, -1

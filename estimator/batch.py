@@ -38,7 +38,7 @@ from estimator.gradients import (
     shard_of,
     update_seconds,
 )
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.keep import Keep, at_home, keep_of, uses_host
 from estimator.lanes import WIDTH, first, put, splat
 from estimator.memory import (
@@ -129,13 +129,13 @@ R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
  O_BUBBLE, O_OPT, O_OPTCOMM, O_JITTER, O_RFLOPS, O_TILE, O_MEAS, O_ROOF, O_RANK) = (int(o) for o in Out)  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def fixed_bytes(buffer_bytes, hop_bytes, p):
     """Exchange buffers: the widest all-to-all, and a send and a receive buffer at each stage boundary."""
     return buffer_bytes + (4.0 * hop_bytes if p > 1 else 0.0)
 
 
-@njit(cache=True)
+@kernel
 def staging_bytes(bucket, dense, expert, overlap, zero, c):
     """Buckets in flight: one being filled, one on the wire; of the experts as well where they have their own.
 
@@ -313,7 +313,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
                 stages[j, :] = seconds[:3, j]
 
 
-@njit(cache=True)
+@kernel
 def _alone_seconds(rank, place, alone, seconds):
     """What a rank's passes without a partner take longer than those with one; `seconds` [PASSES, C]."""
     more = 0.0
@@ -324,7 +324,7 @@ def _alone_seconds(rank, place, alone, seconds):
     return more
 
 
-@njit(cache=True)
+@kernel
 def _explain_rank(
     out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed,
     waits, offloads, turn,
@@ -379,7 +379,7 @@ def _explain_rank(
     out[O_BUBBLE] = out[O_PIPE] - (named + out[O_DP])
 
 
-@njit(cache=True)
+@kernel
 def _recompute_flops(place, layers, choice, again):
     """FLOPs that all chunks run again for one micro-batch, on one rank of each."""
     counts, first = place.counts, place.first

@@ -11,11 +11,11 @@ from typing import Final
 from estimator.compose import Net
 from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Base
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.keep import BUFFERS
 from estimator.span_codes import BREADTH_FIRST, GPIPE, holds_pairs, splits_backward
 
-__all__ = ["TRAFFIC", "beside", "chunk_seconds", "zero_traffic"]
+__all__ = ["EVEN_SHARE", "TRAFFIC", "beside", "chunk_seconds", "host_seconds", "zero_traffic"]
 
 TRAFFIC: Final = 10
 """What ZeRO and the host move for it: see `zero_traffic`."""
@@ -28,7 +28,7 @@ N_SHARDS, N_BYTE, N_LAT, N_OUTER = (int(Net[f"SHARD{n}"]) for n in ("S", "_PER_B
 N_ESHARDS, N_E_BYTE, N_E_LAT, N_E_OUTER = (int(Net[f"ESHARD{n}"]) for n in ("S", "_PER_BYTE", "_LATENCY", "_OUTER"))
 
 
-@njit(cache=True)
+@kernel
 def zero_traffic(counts, j, base, net, c, out):
     """What ZeRO and the host move for chunk j and one micro-batch: fills `out` [TRAFFIC].
 
@@ -60,13 +60,13 @@ def zero_traffic(counts, j, base, net, c, out):
     out[9] = (dense / net[N_SHARDS] + expert / net[N_ESHARDS]) * down
 
 
-@njit(cache=True)
+@kernel
 def beside(window, traffic):
     """Seconds of compute and traffic side by side; traffic takes SLOWDOWN of the chip."""
     return max(window + SLOWDOWN * traffic, traffic)
 
 
-@njit(cache=True)
+@kernel
 def chunk_seconds(once, again, code, ep, keep, overlap_dp, traffic):
     """Seconds of one micro-batch on a chunk: forward, input gradient, weight gradient; then the first two alone.
 
@@ -88,12 +88,12 @@ def chunk_seconds(once, again, code, ep, keep, overlap_dp, traffic):
         ab += aw - tw
     af, ab = af + once[3], ab + (once[4] + again[1])
     if keep.activations + keep.parameters + keep.gradients > 0.0:
-        ahead, back, last = _host_seconds(again[3], tb, tw, code, keep, traffic)
+        ahead, back, last = host_seconds(again[3], tb, tw, code, keep, traffic)
         tf, tb, tw, af, ab = max(tf, ahead), max(tb, back), max(tw, last), max(af, ahead), max(ab, back)
     return tf, tb, tw, af, ab
 
 
-@njit(cache=True)
+@kernel
 def _sharded_seconds(tf, tb, tw, others, code, paired, keep, overlap_dp, traffic):
     """The three passes with what ZeRO-2 and 3 move for every micro-batch; `others`: traffic on the outermost tier.
 
@@ -141,7 +141,7 @@ def _sharded_seconds(tf, tb, tw, others, code, paired, keep, overlap_dp, traffic
     return tf, tb, tw
 
 
-@njit(cache=True)
+@kernel
 def _late_seconds(tw, scatter, free_f, free_b, blocks, apart, keep):
     """A split W with its gradients' reduce-scatter; `free_f`, `free_b`: seconds of F and B without traffic.
 
@@ -156,8 +156,8 @@ def _late_seconds(tw, scatter, free_f, free_b, blocks, apart, keep):
     return max(tw + SLOWDOWN * scatter, scatter - free_b)
 
 
-@njit(cache=True)
-def _host_seconds(saved, tb, tw, code, keep, traffic):
+@kernel
+def host_seconds(saved, tb, tw, code, keep, traffic):
     """Least seconds of the three passes for the host's link, which carries both ways side by side.
 
     Forward sends what it saved down while weights come up; backward takes both back up, but for weights that stayed

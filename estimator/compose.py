@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from estimator.cost.table import Again, Base
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.lanes import load, put, splat
 from estimator.program import Program
 from estimator.span import pipeline_spans
@@ -128,7 +128,7 @@ F_WIRE, B_WIRE, R_WIRE = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE)
 A_SAVED, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LOGITS_BYTES)
 
 
-@njit(cache=True)
+@kernel
 def choose_columns(base, again_all, tp, ep, cols, r):
     """Seconds of each block kind under the overlap flags of TP and EP: `cols` [ONCE, K], `r` [choices, K, AGAIN].
 
@@ -151,7 +151,7 @@ def choose_columns(base, again_all, tp, ep, cols, r):
             r[c, k, 3] = a[A_SAVED] - a[A_LOGITS]
 
 
-@njit(cache=True)
+@kernel
 def once_seconds(counts, j, cols, out):
     """Sums `cols` [ONCE, K] over the blocks of class j of chunks: fills `out` [ONCE], one micro-batch, no recompute."""
     for i in range(out.size):
@@ -163,7 +163,7 @@ def once_seconds(counts, j, cols, out):
                 out[i] += n * cols[i, k]
 
 
-@njit(cache=True)
+@kernel
 def again_seconds(counts, first, j, layers, choice, r, out):
     """The same of what class j of chunks computes again: fills `out` [AGAIN] from `r` [choices, K, AGAIN]."""
     depth = first.shape[0] // counts.shape[0]
@@ -181,7 +181,7 @@ def again_seconds(counts, first, j, layers, choice, r, out):
                     out[i] += n * r[choice, k, i]
 
 
-@njit(cache=True)
+@kernel
 def pair_hop(code, ep, hop, blocking):
     """What a pair of passes of an interleaved schedule takes longer: it gives both outputs at its end.
 
@@ -214,7 +214,7 @@ def spans_of(class_of, classes, chunks, pipe, hop, blocking, code, p, v, m, made
     return pipeline_spans(code, f, b, w, alone_f, alone_b, 0.0 if blocking else hop, p, v, m, pipe)
 
 
-@njit(cache=True)
+@kernel
 def rank_params(held, base, dense, expert):
     """Parameters that each rank holds, dense and expert [p]."""
     for i in range(held.shape[0]):
@@ -227,7 +227,7 @@ def rank_params(held, base, dense, expert):
         expert[i] = e
 
 
-@njit(cache=True)
+@kernel
 def rank_windows(leads, slots, classes, windows):
     """Seconds of one micro-batch on each leading rank, in lanes: where data-parallel traffic can hide.
 
@@ -266,7 +266,7 @@ def program_of(t, program, p):
     )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def finish(span, dp_exposed, update, gather, c):
     """Step seconds: (pipeline + optimizer + its traffic + host) and the share lost to the slowest rank.
 

@@ -13,7 +13,7 @@ import numpy as np
 from estimator.compose import Net
 from estimator.cost.overlap import SLOWDOWN
 from estimator.cost.table import Base
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.keep import uses_host
 from estimator.lanes import larger
 
@@ -34,7 +34,7 @@ B_LONGEST, B_E_LONGEST = int(Base.DENSE_LONGEST_S), int(Base.EXPERT_LONGEST_S)
 B_MATRICES, B_EXPERTS = int(Base.MATRIX_PARAMS), int(Base.EXPERT_PARAMS)
 
 
-@njit(cache=True)
+@kernel
 def scatters_of(zero):
     """Reduce-scatters' worth of gradient traffic after the last backward.
 
@@ -43,13 +43,13 @@ def scatters_of(zero):
     return 0.0 if zero >= 2 else 2.0 if zero == 0 else 1.0
 
 
-@njit(cache=True)
+@kernel
 def gathers_of(zero):
     """All-gathers of the weights after the update (stages 1 and 2)."""
     return 0.0 if zero == 0 or zero >= 3 else 1.0
 
 
-@njit(cache=True)
+@kernel
 def _ways(zero, net):
     """What a gradient takes after the last backward, dense and expert: seconds per byte and latency, each two.
 
@@ -65,14 +65,14 @@ def _ways(zero, net):
     )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def gradient_wire(dense, expert, zero, net, c):
     """Seconds on the wire and latency of the gradients after the last backward."""
     d, e, d_latency, e_latency = _ways(zero, net)
     return c.grad_bytes * (dense * d + expert * e), d_latency + e_latency
 
 
-@njit(cache=True)
+@kernel
 def gather_wire(dense, expert, zero, net, c):
     """The same of the weight all-gather, which overlap hides under the next step's first forward."""
     once = gathers_of(zero)
@@ -80,7 +80,7 @@ def gather_wire(dense, expert, zero, net, c):
     return wire, once * (net[N_LAT] + net[N_E_LAT])
 
 
-@njit(cache=True)
+@kernel
 def pieces_of(grads_bytes, bucket):
     """Buckets that a rank's gradients fill. bucket 0: one."""
     if bucket <= 0:
@@ -88,7 +88,7 @@ def pieces_of(grads_bytes, bucket):
     return max(np.ceil(grads_bytes / bucket), 1.0)
 
 
-@njit(cache=True)
+@kernel
 def bucket_terms(wire, latency, pieces):
     """Traffic in buckets that starts as soon as one is full: its total seconds, and what stays exposed in any window.
 
@@ -99,7 +99,7 @@ def bucket_terms(wire, latency, pieces):
     return total, tail + SLOWDOWN * (total - tail)
 
 
-@njit(cache=True)
+@kernel
 def _two_terms(dense_wire, dense_latency, dense_pieces, expert_wire, expert_latency, expert_pieces):
     """`bucket_terms` of two groups of buckets on the same links: the last of both is exposed."""
     dense, expert = dense_wire + dense_pieces * dense_latency, expert_wire + expert_pieces * expert_latency
@@ -107,7 +107,7 @@ def _two_terms(dense_wire, dense_latency, dense_pieces, expert_wire, expert_late
     return dense + expert, tail + SLOWDOWN * (dense + expert - tail)
 
 
-@njit(cache=True)
+@kernel
 def bucketed_terms(dense, expert, zero, bucket, net, c):
     """`bucket_terms` of a rank's gradients, and of its weight gathers: total, least, total, least.
 
@@ -131,14 +131,14 @@ def bucketed_terms(dense, expert, zero, bucket, net, c):
     return grads, least_grads, gathers, least_gathers
 
 
-@njit(cache=True)
+@kernel
 def replica_terms(dense, expert, blocks, net, c):
     """`bucket_terms` of what ZeRO-3 still sums over the replicas of HSDP: block by block, as backward reaches them."""
     wire, latency = gradient_wire(dense, expert, 3, net, c)
     return bucket_terms(wire, latency, max(blocks, 1.0))
 
 
-@njit(cache=True)
+@kernel
 def behind_shards(total, least, dense, expert, blocks, keep, net, c):
     """`bucket_terms` of sums over HSDP's replicas in stages 2 and 3, with what their shards move in the last backward.
 
@@ -153,7 +153,7 @@ def behind_shards(total, least, dense, expert, blocks, keep, net, c):
     return total + width * (d * net[N_SHARED] + e * net[N_E_SHARED]), least + last
 
 
-@njit(cache=True)
+@kernel
 def hidden_behind(total, least, window):
     """Exposed seconds of bucketed traffic beside a window that computes. A float or lanes.
 
@@ -162,7 +162,7 @@ def hidden_behind(total, least, window):
     return larger(total - window, least)
 
 
-@njit(cache=True)
+@kernel
 def shard_of(dense, expert, zero, net):
     """Parameters whose optimizer states a rank owns."""
     return dense / net[N_SHARDS] + expert / net[N_ESHARDS] if zero >= 1 else dense + expert
@@ -178,7 +178,7 @@ class Update(NamedTuple):
     up: float
 
 
-@njit(cache=True)
+@kernel
 def apart_seconds(rank, held, base, zero, net, c):
     """What an optimizer takes for some parameters beyond `update_seconds`: matrices that it orthogonalises, tables.
 
@@ -207,7 +207,7 @@ def apart_seconds(rank, held, base, zero, net, c):
     return mine + c.matrix_bytes * (matrices * net[N_BYTE] + experts * net[N_E_BYTE]) + (net[N_LAT] + net[N_E_LAT])
 
 
-@njit(cache=True)
+@kernel
 def update_parts(dense, expert, keep, net, c):
     """Optimizer update of the shard that a rank owns: bound by memory, the chip's and the host's side by side.
 
@@ -239,7 +239,7 @@ def update_parts(dense, expert, keep, net, c):
     return Update(returned, chip, host, down, up)
 
 
-@njit(cache=True)
+@kernel
 def update_seconds(dense, expert, keep, net, c):
     """How long that takes."""
     x = update_parts(dense, expert, keep, net, c)

@@ -1,4 +1,4 @@
-"""The one door to numba: `njit`, with compiled code cached on disk under a name that changes with the sources.
+"""The one door to numba: `njit` and `kernel`; compiled code is cached on disk under a name that the sources change.
 
 Numba renews a cached function when its own file changes, but not when a function or a constant that it uses changes in
 another file; old code would then run with new data. So the cache folder is named after the content of every module that
@@ -12,14 +12,28 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numba
-from numba import njit
 
-__all__ = ["cache_folder", "njit"]
+__all__ = ["cache_folder", "kernel", "njit"]
 
 ROOMS = ("estimator", "search")  # packages with compiled modules
 IMPORTED = re.compile(rb"^from ((?:estimator|search)\.[\w.]+) import", re.MULTILINE)
+
+
+def njit(**options: Any) -> Any:  # noqa: ANN401 - numba's types
+    """numba.njit for functions that make arrays, whoever calls them: a callee inherits what its caller counts."""
+    return numba.njit(_nrt=True, **options)  # type: ignore[call-overload]  # an option of its target
+
+
+def kernel(function: Any) -> Any:  # noqa: ANN401 - numba's types
+    """`njit` for functions that make no arrays and return none: they borrow their caller's, nothing counts references.
+
+    Small functions get ten times faster so, for LLVM can put them into their callers. Numba refuses to compile one that
+    makes an array; one that returned a view would let it go too early, so it must be `njit`.
+    """
+    return numba.njit(cache=True, _nrt=False)(function)  # type: ignore[call-overload]
 
 
 def cache_folder(root: Path, chosen: str = "") -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from estimator.jit import njit
+from estimator.jit import kernel
 
 __all__ = ["BUFFERS", "Keep", "at_home", "keep_of", "uses_host"]
 
@@ -28,7 +28,7 @@ class Keep(NamedTuple):
     states: float
 
 
-@njit(cache=True)
+@kernel
 def keep_of(asked: Keep, zero: int, overlap_dp: int) -> Keep:
     """What `asked` (of any stage) means under a ZeRO stage with data-parallel overlap on or off.
 
@@ -40,13 +40,13 @@ def keep_of(asked: Keep, zero: int, overlap_dp: int) -> Keep:
     )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def uses_host(keep: Keep) -> bool:
     """Whether anything is kept in the host's memory."""
     return keep.activations + keep.parameters + keep.gradients + keep.states > 0.0
 
 
-@njit(cache=True)
+@kernel
 def at_home(keep: Keep) -> Keep:
     """The same with everything on the chip."""
     return Keep(keep.zero, keep.reshard, keep.prefetch, 0.0, 0.0, 0.0, 0.0)

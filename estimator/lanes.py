@@ -20,7 +20,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import lower_builtin, models, register_model
 
-from estimator.jit import njit
+from estimator.jit import kernel
 
 __all__ = ["WIDTH", "at_most", "below", "fill", "first", "larger", "load", "num_set", "put", "splat"]
 
@@ -192,7 +192,7 @@ def num_set(typingctx, mask):
     return types.int64(types.int64), codegen
 
 
-@njit(cache=True)
+@kernel
 def fill(values, lanes):
     """Give every lane of `lanes` [n, WIDTH] the scalars `values` [n]."""
     for i in range(values.size):

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from estimator.compose import Net
 from estimator.cost.table import Again, Base
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.keep import BUFFERS, at_home
 
 __all__ = [
@@ -58,7 +58,7 @@ B_OWED, B_MORE = int(Base.OWED_BYTES), int(Base.MORE_STATE_BYTES)
 A_SAVED, A_LIVE, A_LOGITS = int(Again.SAVED_BYTES), int(Again.LIVE_BYTES), int(Again.LOGITS_BYTES)
 
 
-@njit(cache=True)
+@kernel
 def static_bytes(rank, held, base, keep, net, c, items):
     """Fill weights, gradients, states and gathered weights of a rank into `items`; their sum.
 
@@ -107,13 +107,13 @@ def static_bytes(rank, held, base, keep, net, c, items):
     return items[0] + items[1] + items[2] + items[3]
 
 
-@njit(cache=True)
+@kernel
 def left_bytes(whole, share, block):
     """What stays on the chip of `whole` bytes, of which a share is on the host: with room for the blocks under way."""
     return min(whole, (1.0 - share) * whole + share * (BUFFERS * block))
 
 
-@njit(cache=True)
+@kernel
 def hosted_bytes(rank, held, base, keep, net, c, shard, kept, line):
     """What a rank keeps in the host's memory, of a shard of parameters and of activations `kept`; `line`: scratch.
 
@@ -124,7 +124,7 @@ def hosted_bytes(rank, held, base, keep, net, c, shard, kept, line):
     return keep.parameters * line[0] + grads + keep.states * line[2] + keep.activations * kept
 
 
-@njit(cache=True)
+@kernel
 def kept_bytes(rank, chunks, in_flight, saved, logits):
     """Activations of the micro-batches in flight on a rank that may go to the host, wherever they are."""
     kept = 0.0
@@ -133,7 +133,7 @@ def kept_bytes(rank, chunks, in_flight, saved, logits):
     return kept
 
 
-@njit(cache=True)
+@kernel
 def chunk_bytes(counts, first, layers, again_all, choice, saved, most, logits, live):
     """Per chunk: bytes that one micro-batch keeps, of its widest block without logits, of logits, and to work with.
 
@@ -172,7 +172,7 @@ def chunk_bytes(counts, first, layers, again_all, choice, saved, most, logits, l
         live[j] = widest
 
 
-@njit(cache=True)
+@kernel
 def second_set(code_holds_pair, overlap_ep, in_flight):
     """One more chunk in flight on every rank where a forward runs beside another micro-batch's backward.
 
@@ -183,7 +183,7 @@ def second_set(code_holds_pair, overlap_ep, in_flight):
             in_flight[rank, 0] += 1
 
 
-@njit(cache=True)
+@kernel
 def owed_bytes(counts, base, owed):
     """Per chunk: bytes that a micro-batch keeps between its input gradients and its weight gradients."""
     for j in range(counts.shape[0]):
@@ -192,7 +192,7 @@ def owed_bytes(counts, base, owed):
             owed[j] += counts[j, k] * base[k, B_OWED]
 
 
-@njit(cache=True)
+@kernel
 def moving_bytes(rank, chunks, in_flight, late, saved, most, logits, owed, live, share, items):
     """Activations of the micro-batches in flight on a rank, and its widest working set: fills `items`; their sum.
 
@@ -224,7 +224,7 @@ def moving_bytes(rank, chunks, in_flight, late, saved, most, logits, owed, live,
     return items[4] + widest
 
 
-@njit(cache=True)
+@kernel
 def logits_bytes(rank, classes, in_flight, counts, again):
     """The part of a rank's activations that logits take: kept whatever is recomputed, for heads are not."""
     total = 0.0

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 
 __all__ = ["LEAST_RATE", "run", "successors"]
 
@@ -70,7 +70,7 @@ def successors(before, after, runs):
 # ------------------------------------------------------------------------------------ the heap of events, by (time, id)
 
 
-@njit(cache=True)
+@kernel
 def _up(heap, place, when, k):
     """Move the event at place k towards the root until its parent is no later."""
     x = heap[k]
@@ -86,7 +86,7 @@ def _up(heap, place, when, k):
     place[x] = k
 
 
-@njit(cache=True)
+@kernel
 def _down(heap, place, when, size, k):
     """Move the event at place k away from the root until no child is earlier."""
     x = heap[k]
@@ -112,7 +112,7 @@ def _down(heap, place, when, size, k):
 # -------------------------------------------------------------------- queues of waiting tasks, each by (ready, index)
 
 
-@njit(cache=True)
+@kernel
 def _join(child, sibling, since, a, b):
     """The root of two queues; either may be empty."""
     if a == NONE:
@@ -126,7 +126,7 @@ def _join(child, sibling, since, a, b):
     return a
 
 
-@njit(cache=True)
+@kernel
 def _without_first(child, sibling, since, root):
     """The root of a queue whose first task left; that task is as new."""
     pairs = NONE

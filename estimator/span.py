@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.lanes import WIDTH, fill, first, larger, load, splat
 from estimator.program import Program, program
 from estimator.span_codes import CODES, DUALPIPE, GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
@@ -51,7 +51,7 @@ from estimator.strategy import Schedule
 __all__ = ["CODES", "alone_passes", "in_flight_peak", "owed_peak", "pipeline_span", "pipeline_spans", "scratch_rows"]
 
 
-@njit(cache=True)
+@kernel
 def pipeline_spans(code, f, b, w, alone_f, alone_b, hop, p, v, m, x):
     """Seconds from the first forward to the last backward in every lane (lanes.py).
 
@@ -73,7 +73,7 @@ def pipeline_spans(code, f, b, w, alone_f, alone_b, hop, p, v, m, x):
     return dualpipe(f, b, w, alone_f, alone_b, hop, p, m, x)
 
 
-@njit(cache=True)
+@kernel
 def scratch_rows(p):
     """Rows of lanes that any schedule needs on p ranks: DualPipe's p / 2 entries of p passes, and some vectors of p."""
     return (p // 2 + 12) * p + 2
@@ -105,7 +105,7 @@ def _one_span(schedule_code, f, b, w, hop, p, v, m, alone_f, alone_b, made):
     )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def alone_passes(schedule_code: int, p: int, v: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [2, p, local] with the forwards and the backwards that no pass of another micro-batch runs beside.
 
@@ -135,7 +135,7 @@ def alone_passes(schedule_code: int, p: int, v: int, m: int, made: Program, out:
             out[:, i, 0] = 1.0
 
 
-@njit(cache=True)
+@kernel
 def owed_peak(schedule_code: int, p: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [2, p, local]: micro-batches in flight, and weight gradients owed, when a rank first owes most.
 
@@ -160,7 +160,7 @@ def owed_peak(schedule_code: int, p: int, m: int, made: Program, out: np.ndarray
                 out[1, i, near], out[1, i, 1 - near] = depth // 2 + 1, depth - depth // 2
 
 
-@njit(cache=True)
+@kernel
 def in_flight_peak(schedule_code: int, p: int, v: int, m: int, made: Program, out: np.ndarray) -> None:
     """Fill `out` [p, local] with the micro-batches alive when a rank first holds most: `schedule.in_flight`, closed."""
     for i in range(p):
@@ -185,7 +185,7 @@ def in_flight_peak(schedule_code: int, p: int, v: int, m: int, made: Program, ou
             out[i, 1 - near] = depth + 1
 
 
-@njit(cache=True)
+@kernel
 def _gpipe(f, b, w, hop, p, m):
     """Two flow shops in a row: all stages once, and the slowest m - 1 times more, forward and backward."""
     total, slow_f, slow_b = splat(2.0 * hop * float(p - 1)), splat(0.0), splat(0.0)

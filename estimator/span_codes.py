@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.strategy import Schedule
 
 __all__ = ["CODES", "holds_pairs", "splits_backward"]
@@ -44,13 +44,13 @@ CODES: Final[dict[Schedule, int]] = {
 """Integer by which jitted code names a schedule."""
 
 
-@njit(cache=True)
+@kernel
 def splits_backward(code: int) -> bool:
     """Whether a schedule runs weight gradients apart."""
     return ZB_H1 <= code <= V_MIN
 
 
-@njit(cache=True)
+@kernel
 def holds_pairs(code: int) -> bool:
     """Whether a schedule runs passes in pairs whatever overlaps, and counts what they hold."""
     return code == DUALPIPE or code == DUALPIPE_V

@@ -9,14 +9,14 @@ same outside the overlapped pairs; `x`: scratch rows.
 
 from __future__ import annotations
 
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.lanes import larger, load, put, splat
 from estimator.span_ladder import ladder
 
 __all__ = ["dualpipe"]
 
 
-@njit(cache=True)
+@kernel
 def dualpipe(f, b, w, alone_f, alone_b, hop, p, m, x):
     """Rank p - 1 - i runs as rank i does.
 
@@ -38,7 +38,7 @@ def dualpipe(f, b, w, alone_f, alone_b, hop, p, m, x):
     return ladder(ahead, back, entry, leave, hop, half, m // 2 - p, rest)
 
 
-@njit(cache=True)
+@kernel
 def _entry(f, b, w, alone_f, alone_b, hop, half, entry, free, sent_f, sent_b, ends):
     """End of the first pair 0 of step 4 on each rank: steps 1 to 3, pass by pass.
 
@@ -88,7 +88,7 @@ def _entry(f, b, w, alone_f, alone_b, hop, half, entry, free, sent_f, sent_b, en
             put(entry, h, larger(begin, ready_b) + load(f, h) + (load(b, far) + load(w, far)))
 
 
-@njit(cache=True)
+@kernel
 def _leave(f, b, w, alone_b, hop, half, leave, tail_1, tail_0, ranks, last):
     """Longest path after the last pair 1 of step 4 on each rank: steps 8 to 5, pass by pass and backwards in time.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.lanes import larger, load, put, splat
 
 __all__ = ["ladder", "one_f_one_b", "zb_h1"]
@@ -21,7 +21,7 @@ WALKED_ROUNDS: Final = 16
 """With hop > 0 a ladder with fewer spare rounds than this (or than stages) is walked: cut rounds would show there."""
 
 
-@njit(cache=True)
+@kernel
 def one_f_one_b(f, b, w, hop, p, m, x):
     """Stage s enters the ladder after p - 1 - s warm-up forwards, each as slow as the slowest stage before it."""
     if m < p:
@@ -40,7 +40,7 @@ def one_f_one_b(f, b, w, hop, p, m, x):
     return ladder(f, back, entry, leave, hop, p, m - p, x[3 * p :])
 
 
-@njit(cache=True)
+@kernel
 def ladder(f, b, entry, leave, hop, p, spare, x):
     """Longest walk on the ladder of f and b.
 
@@ -83,7 +83,7 @@ def ladder(f, b, entry, leave, hop, p, spare, x):
     return best
 
 
-@njit(cache=True)
+@kernel
 def _ladder_walk(f, b, entry, leave, hop, p, spare, sent, free):
     """The same pass by pass: step k runs (F, i) and (B, i) on every stage that has not left, k <= spare + i."""
     best = splat(0.0)
@@ -106,7 +106,7 @@ def _ladder_walk(f, b, entry, leave, hop, p, spare, sent, free):
     return best
 
 
-@njit(cache=True)
+@kernel
 def _constrained(ahead, after, g, c, spare):
     """Entry and exit below c where few micro-batches leave no round to spare: s + e >= c - spare must hold."""
     best, out, e = splat(-np.inf), splat(-np.inf), c + 1
@@ -118,7 +118,7 @@ def _constrained(ahead, after, g, c, spare):
     return best
 
 
-@njit(cache=True)
+@kernel
 def slopes(f, b, w, share, hop, p, out, means):
     """Largest seconds a micro-batch of any round through each stage; `share` 1 counts w at the round's lower turn."""
     if hop == 0.0:
@@ -138,7 +138,7 @@ def slopes(f, b, w, share, hop, p, out, means):
             put(out, j, larger(load(out, j), widest))
 
 
-@njit(cache=True)
+@kernel
 def _walk(f, b, w, hop, p, m, split, x):
     """1F1B or ZB-H1 (split) pass by pass: at step k rank i runs F(k + p - 1 - i), B(k) and, split, W(k - i)."""
     sent, free = x[:p], x[p : 2 * p]
@@ -176,7 +176,7 @@ def _walk(f, b, w, hop, p, m, split, x):
     return span
 
 
-@njit(cache=True)
+@kernel
 def zb_h1(f, b, w, hop, p, m, x):
     """The ladder, with w paid at each turn (B, i) -> (F, i). Entered after B(i, i), the last without a W before it."""
     if m < 2 * p:
@@ -209,7 +209,7 @@ def zb_h1(f, b, w, hop, p, m, x):
     return best
 
 
-@njit(cache=True)
+@kernel
 def _zb_entry(f, b, hop, p, entry, sent, free):
     """End of B(i, i) on each rank: 1F1B without weight gradients, from the end of the warm-up on."""
     total, slow = splat(-hop), splat(0.0)
@@ -231,7 +231,7 @@ def _zb_entry(f, b, hop, p, entry, sent, free):
         put(entry, k, load(free, k))
 
 
-@njit(cache=True)
+@kernel
 def _zb_leave(b, w, hop, p, leave):
     """Longest path after the last B that a forward precedes: p - 1 - e more of W, B at some stage, then r + 1 of W."""
     for e in range(p):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from estimator.jit import njit
+from estimator.jit import kernel
 from estimator.lanes import larger, load, put, splat
 
 __all__ = ["RETURN", "program_rows", "walk"]
@@ -18,7 +18,7 @@ RETURN: Final = 3
 """Micro-batches over which a path may come back to its rank: program.py has the steps of as many."""
 
 
-@njit(cache=True)
+@kernel
 def walk(program, seconds, hop, p, m, x):
     """Makespans. `seconds` [PASSES C]: f, b, w, alone f, alone b; scratch x [program_rows(program)]."""
     sums = program.sums
@@ -46,13 +46,13 @@ def walk(program, seconds, hop, p, m, x):
     return span
 
 
-@njit(cache=True)
+@kernel
 def _set(x, rows, value):
     for i in range(rows):
         put(x, i, splat(value))
 
 
-@njit(cache=True)
+@kernel
 def _run(steps, hop, x):
     """Every step: its rank goes on once it is free and the inputs are there."""
     for n in range(steps.shape[0]):
@@ -63,7 +63,7 @@ def _run(steps, hop, x):
         put(x, rank, end + load(x, steps[n, 5]))
 
 
-@njit(cache=True)
+@kernel
 def program_rows(program):
     """Rows of lanes that a walk needs."""
     return program.rows + program.num_costs

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.lanes import WIDTH, below, larger, load, put, splat
 
 __all__ = ["interleaved"]
@@ -21,7 +21,7 @@ UNREACHED: Final = -1e300
 """Longest path to a state that no path reaches."""
 
 
-@njit(cache=True)
+@kernel
 def interleaved(f, b, w, alone_f, alone_b, hop, p, v, m, x):
     """Every rank runs forward t + (v-1) p + p-1-i and backward t - (p-1-i) at step t, each fed by step t - 1.
 
@@ -92,7 +92,7 @@ def interleaved(f, b, w, alone_f, alone_b, hop, p, v, m, x):
     return span + float((m - walked) // p) * gain
 
 
-@njit(cache=True)
+@kernel
 def _both(sent, free, cost_f, cost_b, before, around, hop, p):
     """A step in which every rank runs a forward and a backward: fed around the ring but for input and loss."""
     own = load(free, 0)
@@ -108,7 +108,7 @@ def _both(sent, free, cost_f, cost_b, before, around, hop, p):
     put(free, p - 1, larger(end, around) + load(cost_b, p - 1))
 
 
-@njit(cache=True)
+@kernel
 def _forwards(sent, last, cost_f, before, hop, p, low):
     """Forwards of a step: fed around the ring but for the model's input. Ranks below `low` have none left."""
     if low <= 0:
@@ -123,7 +123,7 @@ def _forwards(sent, last, cost_f, before, hop, p, low):
             put(sent, i, load(last, i))
 
 
-@njit(cache=True)
+@kernel
 def _backwards(last, sent, free, cost_b, around, hop, p, low, high):
     """Backwards of a step: fed around the ring but for the loss.
 
@@ -179,7 +179,7 @@ def _group_gain(f, b, w, hop, p, v, local_f, at_f, local_b, at_b, x):
     return load(out, 0)
 
 
-@njit(cache=True)
+@kernel
 def _best_return(f, b, w, lane, state, hop, p, v, local_f, at_f, local_b, at_b, cost_f, cost_b, x):
     """Longest path of candidate `lane` over one group from a state back to it.
 

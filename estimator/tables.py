@@ -49,7 +49,8 @@ from estimator.workload import Workload
 from hardware.system import SystemSpec
 
 __all__ = ["FULL", "NONE", "TableBuilder", "choice_index", "fixed_host_s", "gradient_groups", "group_costs",
-           "jitter_share", "model_flops_per_token", "replica_group", "twin_groups", "twinned_share"]  # fmt: skip
+           "jitter_share", "model_flops_per_token", "read_only", "replica_group", "twin_groups",
+           "twinned_share"]  # fmt: skip
 
 NONE, FULL = Recompute(), Recompute(kind=RecomputeKind.FULL)
 Factors = list[tuple[np.ndarray, np.ndarray]]

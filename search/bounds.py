@@ -27,7 +27,7 @@ from estimator.compose import (
 )
 from estimator.cost.table import Base
 from estimator.gradients import apart_seconds, update_seconds
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.keep import Keep, at_home, keep_of
 from estimator.memory import (
     ITEMS,
@@ -43,8 +43,8 @@ from estimator.span_codes import DUALPIPE
 from search.parts import Kinds, Options, Part
 
 __all__ = [
-    "CHEAPEST", "cheapest", "corners", "device", "host_floor", "least_memory_of", "least_seconds", "least_update",
-    "new_corner", "seconds_scratch", "without_stage",
+    "CHEAPEST", "cheapest", "choice_of", "corners", "device", "host_floor", "least_memory_of", "least_seconds",
+    "least_update", "new_corner", "seconds_scratch", "without_stage",
 ]  # fmt: skip
 
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
@@ -53,10 +53,16 @@ CHEAPEST = 4
 """Row of the pseudo-choice of flags that is on every column the cheapest; rows 0 to 3 are 2 tp + ep."""
 
 
-@njit(cache=True)
+@kernel
 def device(memory, c):
     """Bytes that the driver reports."""
     return memory * RESERVED_FACTOR + c.context_bytes
+
+
+@kernel
+def choice_of(options, num_plain, o):
+    """Index on the tables' recompute axis, and layers of block recompute (0: not block)."""
+    return (options.plain[o, 0], 0) if o < num_plain else (1, options.block_layers[o - num_plain])
 
 
 @njit(cache=True)
@@ -97,13 +103,13 @@ def least_seconds(t, row, flags, code, place, options, keep, floor, cols, r, out
         out[0, j], out[1, j], out[2, j], _, _ = chunk_seconds(once, repeated, code, 0, keep, 0, floor[j])
 
 
-@njit(cache=True)
+@kernel
 def without_stage(keep):
     """What is on the host, and nothing of what ZeRO moves."""
     return Keep(0, 1, 1.0, keep.activations, keep.parameters, keep.gradients, keep.states)
 
 
-@njit(cache=True)
+@kernel
 def host_floor(zero, traffic):
     """Keep of ZeRO's traffic [TRAFFIC] what the host moves, as shards where a stage that shards is a candidate."""
     if zero[3] >= 0:
@@ -112,7 +118,7 @@ def host_floor(zero, traffic):
         traffic[8] = min(traffic[8], traffic[9])
 
 
-@njit(cache=True)
+@kernel
 def least_update(t, row, net, zero, place, keep, c):
     """Lower bound of the optimizer update: on each rank the cheapest ZeRO stage."""
     base, held, update = t.base[row], place.held, 0.0
@@ -199,8 +205,9 @@ def corners(t: Tables, part: Part, kinds: Kinds, options: Options, steps: np.nda
     seconds, nothing = np.empty((3, most)), np.zeros((most, TRAFFIC))
     x = new_corner(t)
     # All that may go to the host is there, and moves in no time.
-    least = Keep(0, 1, np.min(kinds.keeps[:, 1]), np.max(kinds.keeps[:, 2]), np.max(kinds.keeps[:, 3]),
-                 np.max(kinds.keeps[:, 4]), np.max(kinds.keeps[:, 5]))  # fmt: skip
+    hosts = kinds.hosts
+    least = Keep(0, 1, np.min(kinds.gathers[:, 1]), np.max(hosts[:, 0]), np.max(hosts[:, 1]), np.max(hosts[:, 2]),
+                 np.max(hosts[:, 3]))  # fmt: skip
     home = at_home(least)
     for i in range(part.id.size):
         place = place_of(t, part.layout[i], part.pp[i])

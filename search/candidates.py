@@ -18,6 +18,7 @@ from estimator.span_codes import CODES
 from estimator.step import columns_of
 from estimator.strategy import Recompute, RecomputeKind
 from search.expression import strategy_values
+from search.prices import with_rows_of
 from search.program import text_code
 from search.space import Space
 from search.worlds import FLAGS, KEEP_AXES, OPTION_AXES, SIZES, VARIANT_AXES, Enumeration, Structures, World, steps_of
@@ -116,11 +117,12 @@ def compose_ids(
 ) -> dict[str, np.ndarray]:
     """Result columns of candidates [N], in the order of `ids`. With `gate`, seconds of what does not fit are NaN."""
     out: dict[str, np.ndarray] = {}
-    for mine, world, rows, _, variant in _rows_by_world(space, enumeration, ids):
+    for mine, world, rows, structures, variant in _rows_by_world(space, enumeration, ids):
         composed = np.empty((len(mine), len(Out)))
         chunks = world.tables.layouts[rows.layout[-1], 7]
         constants = Constants(*world.variants.constants[variant].tolist())
-        tables = world.tables._replace(constants=constants)
+        tables, row = with_rows_of(world, variant, structures.row)
+        tables, rows = tables._replace(constants=constants), rows._replace(row=row)
         compose_rows(tables, rows, gate, composed, np.zeros((rows.pp[-1], len(ITEMS))), np.zeros((chunks, 3)))
         strategy = world.variants.strategies[variant]
         columns = columns_of(composed, space.model, world.system, space.workload, strategy)
@@ -170,7 +172,7 @@ def _recompute_codes(world: World, rows: Rows) -> np.ndarray:
 def _rows_by_world(
     space: Space, enumeration: Enumeration, ids: np.ndarray
 ) -> Iterator[tuple[np.ndarray, World, Rows, Structures, int]]:
-    """Places in `ids`, world, rows to compose, structures and variant of each variant's candidates."""
+    """Places in `ids`, world, rows to compose (of groups of price rows), structures and variant of its candidates."""
     where = locate(space, enumeration, ids)
     world_of, steps = enumeration.structures.world[where], steps_of(space)
     own = sum((ids // steps[n] % len(space.axes[n]) * steps[n] for n in VARIANT_AXES), np.zeros(len(ids), np.int64))
@@ -181,10 +183,10 @@ def _rows_by_world(
         for variant in np.unique(variant_of):
             mine = of_world[variant_of == variant]
             structures = enumeration.structures.take(where[mine])
-            yield mine, world, _rows(space, world, structures, int(variant), ids[mine]), structures, int(variant)
+            yield mine, world, _rows(space, world, structures, ids[mine]), structures, int(variant)
 
 
-def _rows(space: Space, world: World, s: Structures, variant: int, ids: np.ndarray) -> Rows:
+def _rows(space: Space, world: World, s: Structures, ids: np.ndarray) -> Rows:
     steps = steps_of(space)
     place = {name: ids // steps[name] % len(space.axes[name]) for name in OPTION_AXES}
 
@@ -202,7 +204,7 @@ def _rows(space: Space, world: World, s: Structures, variant: int, ids: np.ndarr
         layers = np.ones_like(layers)  # the layout knows what each chunk recomputes
     keep = [np.array(space.axes[n], dtype=np.float64)[ids // steps[n] % len(space.axes[n])] for n in KEEP_AXES]
     return Rows(
-        row=world.prices[s.row, world.variants.price[variant]], net=s.net, layout=s.layout, schedule=s.schedule,
+        row=s.row, net=s.net, layout=s.layout, schedule=s.schedule,
         program=s.program, pp=s.pp, vpp=s.vpp, num_micro_batches=s.num_micro_batches, choice=choice, layers=layers,
         overlap_tp=on(0), overlap_ep=on(1), overlap_pp=on(2), overlap_dp=overlap_dp, zero=zero,
         reshard=keep[0].astype(np.int64),

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 
 from estimator.compose import Constants
-from estimator.cost.table import PriceTable
+from estimator.cost.table import CHANGED_BY
 from estimator.span_codes import CODES
 from estimator.step import distinct
 from estimator.strategy import RankOrder, Recompute, Schedule, Strategy
-from estimator.tables import NET_SIZES, ROW_FLAGS, ROW_SIZES, TableBuilder
+from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder
 from hardware.system import SystemSpec
 from search.axes import strategy_of
 from search.balanced import LayoutFinder
 from search.idle import IDLE_VARIANTS, NEEDS, idle_variants
+from search.prices import priced
 from search.space import Space
-from search.worlds import KEEP_AXES, PRICE_AXES, SIZES, Choices, Keeps, Variants, World
+from search.worlds import KEEP_AXES, RECIPE_AXES, SIZES, Choices, Keeps, PriceColumns, Variants, World
 
 __all__ = ["Columns", "Family", "keeps_of", "variants_of"]
 
@@ -43,8 +44,11 @@ def variants_of(
     strategies = tuple(
         strategy_of({**values, **{name: space.axes[name][on_axis[name][v]] for name in axes}}) for v in range(num)
     )
-    priced = [name for name in axes if name in PRICE_AXES]
-    price = np.ravel_multi_index([at[n] for n in priced], [len(places[n]) for n in priced]) if priced else [0] * num
+    columns, first = PriceColumns.of(places), np.zeros(num, dtype=np.int64)
+    recipe = first
+    for name in RECIPE_AXES:
+        recipe = recipe * len(places.get(name, (0,))) + at.get(name, first)
+    price = [recipe * columns.per, *(columns.column(recipe, c, at.get(n, first)) for c, n in enumerate(CHANGED_BY))]
     kits = []
     for code in range(1 << len(IDLE_VARIANTS)):
         kept = np.ones(num, dtype=bool)
@@ -55,7 +59,7 @@ def variants_of(
     return Variants(
         strategies=strategies,
         ids=sum((on_axis[n].astype(np.int64) * steps[n] for n in axes), np.zeros(num, dtype=np.int64)),
-        price=np.array(price, dtype=np.int64), constants=_constants(space, system, strategies),
+        at=at, price=np.stack(price, axis=1), constants=_constants(space, system, strategies),
         needs=np.stack([at.get(n, np.zeros(num, np.int64)) > 0 for n in NEEDS], axis=1).astype(np.int64),
         kits=np.concatenate([[0], np.cumsum([len(kit) for kit in kits])]).astype(np.int64),
         members=np.concatenate(kits).astype(np.int64),
@@ -77,7 +81,7 @@ def keeps_of(space: Space, places: Mapping[str, Sequence[int]], steps: Mapping[s
 
 
 def _constants(space: Space, system: SystemSpec, strategies: tuple[Strategy, ...]) -> np.ndarray:
-    """The numbers of each variant [V + 1, Constants]; the last row is on each column the cheapest."""
+    """The numbers of each variant [V, Constants]."""
     known: dict[Any, Constants] = {}
     rows = []
     for s in strategies:
@@ -85,8 +89,7 @@ def _constants(space: Space, system: SystemSpec, strategies: tuple[Strategy, ...
         if key not in known:
             known[key] = TableBuilder(space.model, system, space.workload, s, ()).constants
         rows.append([float(x) for x in known[key]])
-    table = np.array(rows)
-    return np.concatenate([table, table.min(axis=0, keepdims=True)])
+    return np.array(rows)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,11 +139,12 @@ class Family:
             of, own = distinct({name: v[mine] for name, v in sizes.items()}, NET_SIZES)
             nets.append(self._builder(replace(self.strategy, rank_order=[*RankOrder][code])).nets(own))
             net_of[mine], num = of + num, num + len(nets[-1])
-        prices, table = self._prices(rows)
+        prices, table = priced(self.space.model, self.places, rows, self._strategy_at, self._builder)
         pack = next(iter(self._finders.values())).builder.pack
-        least = Constants(*self.variants.constants[-1].tolist())
+        least = Constants(*self.variants.constants.min(axis=0).tolist())
         world = World(
             system=self.system, strategy=self.strategy, tables=pack(table, np.concatenate(nets), least), prices=prices,
+            columns=PriceColumns.of(self.places),
             variants=self.variants, keeps=self.keeps, pairs=self.pairs, choices=choices,
         )  # fmt: skip
         return world, {**joined, "row": row_of, "net": net_of}
@@ -148,70 +152,7 @@ class Family:
     def _builder(self, strategy: Strategy) -> TableBuilder:
         return TableBuilder(self.space.model, self.system, self.space.workload, strategy, self.choices)
 
-    def _prices(self, rows: Columns) -> tuple[np.ndarray, PriceTable]:
-        """Where each variant's prices of each row stand [R, P + 1], in the last column the cheapest; and the prices."""
-        priced = [name for name in self.places if name in PRICE_AXES]
-        lengths, num = [len(self.places[name]) for name in priced], len(rows["tp"])
-        idle = idle_variants(self.space.model, rows)
-        prices = np.full((num, math.prod(lengths) + 1), -1, dtype=np.int64)
-        together: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
-        repeated: list[tuple[int, int, np.ndarray]] = []
-        for column in range(math.prod(lengths)):
-            at = [int(i) for i in np.unravel_index(column, lengths)]
-            own = np.ones(num, dtype=bool)
-            for axis, (name, place) in enumerate(zip(priced, at, strict=True)):
-                if place and name in idle:
-                    same = int(np.ravel_multi_index([*at[:axis], 0, *at[axis + 1 :]], lengths))
-                    repeated.append((column, same, idle[name]))
-                    own &= ~idle[name]
-            key = tuple(i for name, i in zip(priced, at, strict=True) if name not in ROW_FLAGS)
-            together.setdefault(key, []).append((column, np.flatnonzero(own)))
-        parts: list[PriceTable] = []
-        start = 0
-        for columns in together.values():  # what rows tell by themselves is priced at once
-            strategies = [
-                self.variants.strategies[int(np.argmax(self.variants.price == column))] for column, _ in columns
-            ]
-            where = np.concatenate([own for _, own in columns])
-            if not len(where):
-                continue
-            asked = {name: rows[name][where] for name in ROW_SIZES}
-            for flag in ROW_FLAGS:
-                asked[flag] = np.concatenate([
-                    np.full(len(own), float(np.asarray(s.sizes()[flag])))
-                    for s, (_, own) in zip(strategies, columns, strict=True)
-                ])  # fmt: skip
-            parts.append(self._builder(strategies[0]).prices(asked))
-            for column, own in columns:
-                prices[own, column] = start + np.arange(len(own))
-                start += len(own)
-        for column, same, mask in repeated:  # in order: what an earlier column repeats is known by then
-            prices[mask, column] = prices[mask, same]
-        return prices, _with_corners(prices, parts)
-
-
-def _with_corners(prices: np.ndarray, parts: list[PriceTable]) -> PriceTable:
-    """All prices, then a row for each group that is on each column the cheapest; `prices` learns where these are.
-
-    One more recompute choice, the last, is on each column the cheapest.
-    """
-    names = ("base", "hop_bytes", "buffer_bytes")
-    made = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    first, num = parts[0].again, len(made["base"])
-    again = np.empty((num, first.shape[1] + 1, *first.shape[2:]))
-    start = 0
-    for part in parts:
-        again[start : start + len(part.again), :-1] = part.again
-        start += len(part.again)
-    np.min(again[:, :-1], axis=1, out=again[:, -1])
-    made["again"] = again
-    if prices.shape[1] > 2:
-        prices[:, -1] = num + np.arange(len(prices))
-        for name, values in made.items():
-            corner = values[prices[:, 0]]
-            for column in range(1, prices.shape[1] - 1):
-                np.minimum(corner, values[prices[:, column]], out=corner)
-            made[name] = np.concatenate([values, corner])
-    else:
-        prices[:, -1] = prices[:, 0]
-    return PriceTable(kinds=parts[0].kinds, recomputes=parts[0].recomputes, **made)
+    def _strategy_at(self, at: Mapping[str, int]) -> Strategy:
+        """The variant at some places, and at the first of the axes that are left out."""
+        where = [at.get(name, 0) for name in self.places]
+        return self.variants.strategies[int(np.ravel_multi_index(where, [len(some) for some in self.places.values()]))]

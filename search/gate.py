@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.memory import RESERVED_FACTOR
 from search.parts import NUM_DERIVED
 from search.postfix import run
@@ -15,7 +15,7 @@ from search.postfix import run
 __all__ = ["derive", "passes", "set_options"]
 
 
-@njit(cache=True)
+@kernel
 def derive(f, c, step, memory):
     """Fill DERIVED; the operations are those of estimator/step.py: columns_of."""
     tokens, chips, per_chip, bf16, price, power, co2 = f.scale
@@ -35,7 +35,7 @@ def derive(f, c, step, memory):
     v[12] = c.fixed_host_s
 
 
-@njit(cache=True)
+@kernel
 def passes(f):
     """Whether all constraints hold for `values`."""
     start = 0

@@ -3,11 +3,11 @@
 # mypy: disallow-untyped-calls=False
 """All options under one structure after another: the jitted loops of the exact sweep.
 
-Order of the nest: overlap of PP; ZeRO and DP overlap as far as they change the pipeline, recompute, overlaps of TP and
-EP, of which WIDTH run side by side (estimator/lanes.py); ZeRO stage, overlap of DP, bucket. Everything
+Order of the nest: variants, as a tree (tree.py), at each node of which floors close what cannot add to the front
+(floors.py); ways to keep; overlap of PP; ZeRO and DP overlap as far as they change the pipeline, recompute, overlaps of
+TP and EP, of which WIDTH run side by side (estimator/lanes.py); ZeRO stage, overlap of DP, bucket. Everything
 that an inner loop does not change is computed outside it, by the same functions in the same order as `evaluate`
-(estimator/batch.py), so a candidate's step time and memory are the same bits. Before each level its lower corner (no
-exposed traffic, the cheapest member of every option) is held against the front: what a point of the front strictly
+(estimator/batch.py), so a candidate's step time and memory are the same bits. What a point of the front strictly
 beats cannot add to it.
 """
 
@@ -25,28 +25,30 @@ from estimator.compose import (
     pair_hop,
     place_of,
     program_of,
+    rank_params,
     rank_windows,
     spans_of,
 )
 from estimator.gradients import hidden_behind
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
-from search.bounds import (
-    CHEAPEST,
-    corners,
-    device,
-    least_memory_of,
-    least_seconds,
-    least_update,
-    new_corner,
-    seconds_scratch,
-    without_stage,
-)
+from search.bounds import CHEAPEST, corners, device, without_stage
+from search.floors import find_heavy_paths, find_paths, hold_floors, new_floors, new_opened, opened_at
 from search.gate import derive, passes, set_options
 from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Kinds, Options, Part
-from search.scratch import Job, fill_bytes, fill_seconds, fill_traffic, least_memory, new_scratch
+from search.scratch import (
+    Job,
+    fill_bytes,
+    fill_flight,
+    fill_gradients,
+    fill_seconds,
+    fill_traffic,
+    least_memory,
+    new_scratch,
+)
 from search.staircase import Staircase, beater, insert, is_beaten
+from search.tree import DEPTH, NUMBERS, SKIP, VARIANT, row_of_node
 
 __all__ = ["COUNTS", "DERIVED", "OPTION_VALUES", "Filter", "Kinds", "Options", "Part", "corners", "sweep"]
 
@@ -55,7 +57,7 @@ KINDS_OF_ZERO = 5
 """Pipelines that ZeRO and DP overlap tell apart: stages 0 and 1 alike; 2 and 3, each without and with overlap."""
 
 
-@njit(cache=True)
+@kernel
 def _beaten(front, options, step, memory):
     return is_beaten(front, step if options.use_step else 0.0, memory if options.use_memory else 0.0)
 
@@ -66,11 +68,12 @@ def sweep(
     lows: np.ndarray, counts_out: np.ndarray,
 ) -> None:  # fmt: skip
     """Offer every candidate of these structures to `front`; `lows` [S, 2] are their corners, COUNTS are added up."""
-    x, corner = new_scratch(t, options), new_corner(t)
-    cols, r = seconds_scratch(1, t.base.shape[1])
-    scratch = (cols, r, np.empty((3, x.traffic.shape[0])))
+    num_plain = options.plain.shape[0]
+    tree, num = kinds.tree, num_plain + options.block_layers.size
+    x, hosts, gathers = new_scratch(t, options, tree.height), kinds.hosts.shape[0], kinds.gathers.shape[0]
+    floors = new_floors(t, num, hosts, kinds.shares.size, gathers)
+    opened = new_opened(tree.height + 1, num, hosts, gathers)
     lanes = np.zeros((3, WIDTH), np.int64)
-    some, open_at_all = kinds.keep_ids.size > 1, np.empty(x.wanted.shape, np.bool_)
     for i in range(part.id.size):
         counts_out[0] += 1
         counts_out[1] += part.legal[i]
@@ -79,56 +82,129 @@ def sweep(
         if device(lows[i, 1], t.constants) > t.constants.capacity_bytes:
             counts_out[4] += part.legal[i]
             continue
-        place, made = place_of(t, part.layout[i], part.pp[i]), program_of(t, part.program[i], part.pp[i])
-        members = kinds.members[kinds.kits[part.kit[i]] : kinds.kits[part.kit[i] + 1]]
-        group = kinds.prices[part.row[i], kinds.prices.shape[1] - 1]
-        for k in range(kinds.keep_ids.size):
-            if part.shared[i] == 0 and kinds.keep_needs[k, 0]:
+        code, p, v, m, net = part.schedule[i], part.pp[i], part.vpp[i], part.m[i], t.nets[part.net[i]]
+        place, made = place_of(t, part.layout[i], p), program_of(t, part.program[i], p)
+        flying, late = fill_flight(code, p, v, m, place.slots, made, x)
+        n, stop, some, zero = tree.starts[part.kit[i]], tree.starts[part.kit[i] + 1], part.num_blocks[i], x.zero
+        start = n
+        while n < stop:
+            node = tree.nodes[n]
+            depth, variant = node[DEPTH], node[VARIANT]
+            row_of_node(t, tree, kinds.prices[part.row[i]], node, x.rows, x.bases, x.agains)
+            base, again, row, c = (
+                x.bases[depth],
+                x.agains[depth],
+                x.rows[depth],
+                constants_of(tree.constants[node[NUMBERS]]),
+            )
+            hop = t.hop_bytes[row] * net[HOP_BYTE] + net[HOP_LAT]
+            x.flags[:], zero[:] = part.flags[i], part.zero[i]
+            if variant >= 0 and kinds.needs[variant, 0]:
+                x.flags[0, 0] = -1
+            if variant >= 0 and kinds.needs[variant, 1]:
+                x.flags[3, 0] = -1
+                zero[3] = -1
+            num_here, above, below_it = num_plain + some, opened_at(opened, depth), opened_at(opened, depth + 1)
+            if prune and n == start:
+                find_paths(
+                    base, again, x.flags, hop, code, p, v, m, place, made, options.corner, x.chunks, x.pipe, floors
+                )
+            if prune and not hold_floors(
+                t, c, net, base, again, row, x.flags, zero, variant, code, p, place, flying, late, options, kinds,
+                num_here, num_plain, front, above, below_it, floors,
+            ):  # fmt: skip
+                n = node[SKIP]
                 continue
-            low = lows[i, 1]
-            if prune and some:
-                asked = keep_at(kinds.keeps[k])
-                low = max(low, least_memory_of(t, part, i, group, place, options, asked, corner))
-                if _beaten(front, options, lows[i, 0], low):
+            if prune and n == start:  # few come here: worth a closer look
+                find_heavy_paths(
+                    x.flags, zero, hop, code, p, v, m, place, made, kinds.hosts, num_here, above.used, x.chunks, x.pipe,
+                    floors,
+                )  # fmt: skip
+                if not hold_floors(
+                    t, c, net, base, again, row, x.flags, zero, variant, code, p, place, flying, late, options, kinds,
+                    num_here, num_plain, front, above, below_it, floors,
+                ):  # fmt: skip
+                    n = node[SKIP]
                     continue
-            open_at_all[:] = True
-            if prune and members.size > 1:
-                x.wanted[:] = True
-                job = _job(t, part, i, kinds, k, -1, options, lanes, x)
-                found = _look(t, t.constants, job, place, made, options, front, prune, scratch, low, counts_out, x)
-                _count_unfit(job, kinds, k, members, options, counts_out, x)
-                if not found:
-                    continue
-                low = np.inf
-                for ep in range(2):
-                    for z in range(4):
-                        for o in range(job.num):
-                            open_at_all[ep, z, o] = x.is_open[ep, z, o]
-                            if x.is_open[ep, z, o]:
-                                low = min(low, least_memory(x.memory[ep, z], z, o))
-            for variant in members:
-                if not kinds.pairs[variant, k] or (kinds.needs[variant, 1] and kinds.keep_needs[k, 0]):
-                    continue  # refused, or buckets below ZeRO-3 with gathers of ZeRO-3
-                c = constants_of(kinds.constants[variant])
-                x.wanted[:] = open_at_all
-                job = _job(t, part, i, kinds, k, variant, options, lanes, x)
-                if not _look(t, c, job, place, made, options, front, prune, scratch, low, counts_out, x):
-                    continue
-                for pp in range(2):
-                    kind = o = pair = 0
-                    while job.flags[2, pp] >= 0 and kind < KINDS_OF_ZERO:
-                        n, kind, o, pair = _next_lanes(job, x.is_open, kind, o, pair)
-                        if n > 0:
-                            _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n)
+            if variant >= 0:
+                _leaf(
+                    t, c, part, i, kinds, variant, base, again, row, hop, place, made, flying, late, options,
+                    constraints, front, prune, lanes, counts_out, below_it, x,
+                )  # fmt: skip
+            n += 1
 
 
 @njit(cache=True)
-def keep_at(row):
-    """What one entry of Kinds.keeps asks for under any ZeRO stage."""
-    return Keep(0, int(row[0]), row[1], row[2], row[3], row[4], row[5])
+def _leaf(
+    t, c, part, i, kinds, variant, base, again, row, hop, place, made, flying, late, options, constraints, front, prune,
+    lanes, counts_out, opened, x,
+):  # fmt: skip
+    """One variant of a structure under every way to keep of which anything is open."""
+    net, flags, zero = t.nets[part.net[i]], x.flags.copy(), x.zero.copy()
+    rank_params(place.held, base, x.dense, x.expert)
+    for z in range(3):
+        if zero[z] >= 0:
+            fill_gradients(c, base, net, z, Keep(z, 1, 1.0, 0.0, 0.0, 0.0, 0.0), place, options, x)
+    gathered = -1
+    num_plain = options.plain.shape[0]
+    num = num_plain + part.num_blocks[i]
+    hosts = kinds.hosts.shape[0]
+    x.wanted[:] = True
+    for k in range(kinds.keep_ids.size):
+        g, h = k // hosts, k % hosts
+        if not kinds.pairs[variant, k] or (kinds.keep_needs[k, 0] and (part.shared[i] == 0 or zero[3] < 0)):
+            continue
+        x.flags[:], x.zero[:] = flags, zero
+        if kinds.keep_needs[k, 0]:
+            x.zero[:3] = -1
+        if kinds.keep_needs[k, 1]:
+            x.flags[3, 0] = -1
+        if prune and not _wants(opened, g, h, num, x):
+            continue
+        host = kinds.hosts[h]
+        keep = Keep(0, int(kinds.gathers[g, 0]), kinds.gathers[g, 1], host[0], host[1], host[2], host[3])
+        job = Job(
+            i, variant, base, again, t.buffer_bytes[row], t.hop_bytes[row], net, part.schedule[i], part.pp[i],
+            part.vpp[i], part.m[i], hop, part.id[i] + kinds.keep_ids[k] + kinds.ids[variant], num, num_plain, x.flags,
+            x.zero, keep, part.replicas[i] * 1.0, lanes[0], lanes[1], lanes[2],
+        )  # fmt: skip
+        if g != gathered and zero[3] >= 0:  # what is gathered decides what sums over replicas hide behind
+            fill_gradients(c, base, net, 3, keep, place, options, x)
+            gathered = g
+        fill_traffic(c, job, place, x)
+        fill_bytes(c, job, place, flying, late, options, x)
+        fill_seconds(job, place, options, prune, x)
+        if prune:
+            _fill_least(job, place, made, x)
+        if not _open(c, job, options, front, prune, counts_out, x):
+            continue
+        for pp in range(2):
+            kind = o = pair = 0
+            while job.flags[2, pp] >= 0 and kind < KINDS_OF_ZERO:
+                n, kind, o, pair = _next_lanes(job, x.is_open, kind, o, pair)
+                if n > 0:
+                    _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n)
 
 
-@njit(cache=True)
+@kernel
+def _wants(opened, g, h, num, x):
+    """Fill `wanted` with what is open under a way to keep, and leave its ZeRO stages alone; whether anything is."""
+    found = False
+    for z in range(4):
+        kind = 3 + g if z == 3 else z
+        mine = False
+        for ep in range(2):
+            some = x.zero[z] >= 0 and x.flags[1, ep] >= 0 and opened.some[kind, h, ep]
+            mine |= some
+            for o in range(num):
+                x.wanted[ep, z, o] = some and opened.each[kind, h, ep, o]
+        if not mine:
+            x.zero[z] = -1
+        found |= mine
+    return found
+
+
+@kernel
 def constants_of(row):
     """The numbers of one variant."""
     return Constants(
@@ -137,93 +213,7 @@ def constants_of(row):
     )  # fmt: skip
 
 
-@njit(cache=True)
-def _job(t, part, i, kinds, k, variant, options, lanes, x):
-    """One variant of a structure, or with -1 all of them at their cheapest, under one way to keep."""
-    flags, zero = x.flags, x.zero
-    flags[:], zero[:] = part.flags[i], part.zero[i]
-    price, key = kinds.prices.shape[1] - 1, part.id[i] + kinds.keep_ids[k]
-    if kinds.keep_needs[k, 0]:
-        zero[:3] = -1
-    if kinds.keep_needs[k, 1]:
-        flags[3, 0] = -1
-    if variant >= 0:
-        price, key = kinds.price[variant], key + kinds.ids[variant]
-        if kinds.needs[variant, 0]:
-            flags[0, 0] = -1
-        if kinds.needs[variant, 1]:
-            flags[3, 0] = -1
-            zero[3] = -1
-    row = kinds.prices[part.row[i], price]
-    net, num_plain = t.nets[part.net[i]], options.plain.shape[0]
-    hop = t.hop_bytes[row] * net[HOP_BYTE] + net[HOP_LAT]
-    return Job(
-        i, variant, row, part.net[i], part.schedule[i], part.pp[i], part.vpp[i], part.m[i], hop, key,
-        num_plain + part.num_blocks[i], num_plain, flags, zero, keep_at(kinds.keeps[k]), part.replicas[i] * 1.0,
-        lanes[0], lanes[1], lanes[2],
-    )  # fmt: skip
-
-
-@njit(cache=True)
-def _look(t, c, job, place, made, options, front, prune, scratch, low, counts_out, x):
-    """Fill the scratch of one job, and `is_open`; whether anything is. `low`: memory that no candidate undercuts."""
-    low_step = 0.0
-    fill_traffic(t, c, job, place, x)
-    if prune:
-        # The corner takes the place of recompute 0, whose own seconds come later.
-        cols, r, seconds = scratch
-        keep = without_stage(job.keep)
-        least_seconds(t, job.row, job.flags, job.code, place, options, keep, x.floor, cols, r, seconds)
-        for j in range(place.counts.shape[0]):
-            x.once[CHEAPEST, j] = 0.0
-            x.once[CHEAPEST, j, :3] = seconds[:, j]
-            x.again[CHEAPEST, 0, j] = 0.0
-        x.fits[:] = False
-        x.fits[0] = True
-        _fill_least(job, place, made, x)
-        update = least_update(t, job.row, job.net, job.zero, place, job.keep, c)
-        low_step = finish(x.least[0], 0.0, update, 0.0, c)
-        if _beaten(front, options, low_step, low):
-            x.memory[:, :, : job.num, :2] = 0.0
-            return False
-    fill_bytes(t, c, job, place, made, options, x)
-    if prune:
-        _drop(job, options, front, low_step, x)
-    fill_seconds(t, job, place, options, prune, x)
-    if prune:
-        _fill_least(job, place, made, x)
-    return _open(c, job, options, front, prune, counts_out, x)
-
-
-@njit(cache=True)
-def _count_unfit(job, kinds, k, members, options, counts_out, x):
-    """Count the candidates of all variants that do not fit even at their cheapest."""
-    for ep in range(2):
-        for z in range(4):
-            if job.zero[z] < 0 or job.flags[1, ep] < 0:
-                continue
-            num = 0
-            for o in range(job.num):
-                num += least_memory(x.memory[ep, z], z, o) == np.inf
-            for variant in members if num > 0 else members[:0]:
-                if kinds.pairs[variant, k]:
-                    needs = kinds.needs[variant]
-                    counts_out[4] += num * _candidates(job, z, options.buckets.size, needs[0], needs[1])
-
-
-@njit(cache=True)
-def _drop(job, options, front, low_step, x):
-    """Of the recomputes that fit, `fits` keeps those that the structure's least step lets through somewhere."""
-    for o in range(job.num):
-        if x.fits[o]:
-            lowest = np.inf
-            for z in range(4):
-                if job.zero[z] >= 0:
-                    lowest = min(lowest, least_memory(x.memory[0, z], z, o), least_memory(x.memory[1, z], z, o))
-            x.fits[o] = not _beaten(front, options, low_step, lowest)
-
-
-@njit(cache=True)
+@kernel
 def _fill_least(job, place, made, x):
     """Span of each recompute in `fits` under the cheapest flags.
 
@@ -254,7 +244,7 @@ def _fill_least(job, place, made, x):
             n = 0
 
 
-@njit(cache=True)
+@kernel
 def _open(c, job, options, front, prune, counts_out, x):
     """Which recomputes fit without and with EP overlap under each ZeRO stage, and may add to the front; whether any."""
     memory, is_open, least, wanted = x.memory, x.is_open, x.least, x.wanted
@@ -268,8 +258,7 @@ def _open(c, job, options, front, prune, counts_out, x):
                 bare = least_memory(memory[ep, z], z, o)
                 is_open[ep, z, o] = bare < np.inf
                 if bare == np.inf:
-                    if job.variant >= 0:
-                        counts_out[4] += _candidates(job, z, options.buckets.size, 0, 0)
+                    counts_out[4] += _candidates(job, z, options.buckets.size)
                 elif prune:
                     step = finish(least[o], 0.0, x.update[z], 0.0, c)
                     is_open[ep, z, o] = x.fits[o] and not _beaten(front, options, step, bare)
@@ -277,7 +266,7 @@ def _open(c, job, options, front, prune, counts_out, x):
     return found
 
 
-@njit(cache=True)
+@kernel
 def _next_lanes(job, is_open, kind, o, pair):
     """Fill lanes with the next of: pipelines of ZeRO and DP overlap, recomputes that fit, pairs of TP and EP flags.
 
@@ -316,7 +305,7 @@ def _dp_of(kind):
     return 0 if kind == 0 else (kind + 1) & 1
 
 
-@njit(cache=True)
+@kernel
 def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
     """Seconds of every class of chunks in every lane."""
     lane_o, lane_g, lane_kind = job.o, job.g, job.kind
@@ -332,7 +321,7 @@ def _fill_classes(job, place, asked, once, again, traffic, blocking, classes):
                 classes[n * num + j, lane] = passes[n] + coupled if n == 1 else passes[n]
 
 
-@njit(cache=True)
+@kernel
 def _block(c, job, place, made, options, constraints, front, prune, counts_out, x, pp, n):
     """The first n lanes: their pipelines, then every ZeRO stage, DP overlap and bucket."""
     leads, covers, classes = place.leads.size, x.covers, x.classes[: PASSES * place.counts.shape[0]]
@@ -399,7 +388,7 @@ def _block(c, job, place, made, options, constraints, front, prune, counts_out, 
     counts_out[3] += priced
 
 
-@njit(cache=True)
+@kernel
 def _unbeaten(xs, ys, size, at, witness, lanes):
     """Those lanes, at their points of the front's plane, that nothing beats; others get their beater as witness."""
     for lane in range(WIDTH):
@@ -411,7 +400,7 @@ def _unbeaten(xs, ys, size, at, witness, lanes):
     return lanes
 
 
-@njit(cache=True)
+@kernel
 def _alive(lanes, front, options, step, x):
     """Those lanes whose pipeline alone, with no bucket, is not beaten."""
     put(x.out, 0, step)
@@ -421,7 +410,7 @@ def _alive(lanes, front, options, step, x):
     return lanes
 
 
-@njit(cache=True)
+@kernel
 def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp, pp, column):
     """Add the candidates of some lanes to the front, but those that another of them beats or a constraint rejects."""
     for lane in range(WIDTH):
@@ -445,11 +434,9 @@ def _insert(c, job, options, constraints, front, steps, bytes_held, lanes, z, dp
         insert(front, step if options.use_step else 0.0, memory if options.use_memory else 0.0, key)
 
 
-@njit(cache=True)
-def _candidates(job, z, num_buckets, needs_tp, needs_dp):
+@kernel
+def _candidates(job, z, num_buckets):
     """Candidates under one ZeRO stage, one recompute choice, and EP overlap off or on."""
-    tp = (job.flags[0, 0] >= 0 and not needs_tp) + (job.flags[0, 1] >= 0)
-    ways = tp * ((job.flags[2, 0] >= 0) + (job.flags[2, 1] >= 0))
-    off = 1 if job.flags[3, 0] >= 0 and not needs_dp else 0
-    on = 1 if job.flags[3, 1] >= 0 and (z < 3 or not needs_dp) else 0
-    return ways * (off + on * (num_buckets if z < 3 else 1))
+    tp, pp = (job.flags[0, 0] >= 0) + (job.flags[0, 1] >= 0), (job.flags[2, 0] >= 0) + (job.flags[2, 1] >= 0)
+    off, on = job.flags[3, 0] >= 0, job.flags[3, 1] >= 0
+    return tp * pp * (off + on * (num_buckets if z < 3 else 1))

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from search.tree import Tree
+
 __all__ = ["COUNTS", "DERIVED", "NUM_DERIVED", "OPTION_VALUES", "Filter", "Kinds", "Options", "Part"]
 
 COUNTS = ("structures", "covered", "fits", "priced", "out_of_memory")
@@ -47,18 +49,22 @@ class Part(NamedTuple):
 class Kinds(NamedTuple):
     """Variants of the structures of one world, and what they keep where (search/worlds.py); `prices` as World has it.
 
-    `keeps` [N, 6]: resharding, prefetch and the four shares on the host. `pairs` [variants, N]: whether rules let both
-    stand together.
+    `tree`: the variants of every kit (search/tree.py). A way to keep is one of `gathers` [G, 2] (resharding, prefetch)
+    and one of `hosts` [H, 4] (shares on the host), number g H + h; `share_of` [H]: which of `shares`, those of
+    activations; `rest_of` [H]: which of `rests` [., 3], those of parameters, gradients and states. `pairs`
+    [variants, G H]: whether rules let both stand together.
     """
 
     prices: np.ndarray
     ids: np.ndarray
-    price: np.ndarray
-    constants: np.ndarray
     needs: np.ndarray
-    kits: np.ndarray
-    members: np.ndarray
-    keeps: np.ndarray
+    tree: Tree
+    gathers: np.ndarray
+    hosts: np.ndarray
+    share_of: np.ndarray
+    shares: np.ndarray
+    rest_of: np.ndarray
+    rests: np.ndarray
     keep_ids: np.ndarray
     keep_needs: np.ndarray
     pairs: np.ndarray

@@ -1,3 +1,4 @@
+# mypy: disallow-untyped-decorators=False
 """Runs a postfix program on one candidate, jitted. The operations and their order are those of program.py."""
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from estimator.compose import (
     again_seconds,
     choose_columns,
     once_seconds,
-    rank_params,
 )
 from estimator.gradients import (
     apart_seconds,
@@ -33,7 +32,7 @@ from estimator.gradients import (
     shard_of,
     update_seconds,
 )
-from estimator.jit import njit
+from estimator.jit import kernel, njit
 from estimator.keep import Keep, keep_of, uses_host
 from estimator.lanes import WIDTH
 from estimator.memory import (
@@ -49,9 +48,12 @@ from estimator.memory import (
 )
 from estimator.span import in_flight_peak, owed_peak, scratch_rows
 from estimator.span_codes import holds_pairs
-from search.bounds import CHEAPEST, cheapest, device, host_floor, seconds_scratch
+from search.bounds import CHEAPEST, cheapest, choice_of, device, host_floor, seconds_scratch
 
-__all__ = ["Job", "Scratch", "choice_of", "fill_bytes", "fill_seconds", "fill_traffic", "least_memory", "new_scratch"]
+__all__ = [
+    "Job", "Scratch", "fill_bytes", "fill_flight", "fill_gradients", "fill_seconds", "fill_traffic", "least_memory",
+    "new_scratch",
+]  # fmt: skip
 
 NUM_ITEMS = len(ITEMS)
 
@@ -66,7 +68,10 @@ class Scratch(NamedTuple):
     Per recompute: `moving`, `total`, `kept` (activations in flight, wherever they are) [recomputes, p], `memory`
     [2, 4, recomputes, 1 + buckets] (EP overlap, ZeRO stage; bare, then per bucket, and of stage 3 without and with
     overlap; infinite where over capacity or no candidate), `is_open` [2, 4, recomputes], `fits` (under
-    any of those), `least` [recomputes], `wanted` [2, 4, recomputes]: what the corner of all variants leaves open.
+    any of those), `least` [recomputes], `wanted` [2, 4, recomputes]: what floors leave open.
+
+    Per rank: chunks in flight without and with EP overlap `flying` [2, p, slots], `late` [2, p, slots]
+    (span.owed_peak), parameters `dense`, `expert` [p]. Per level of the tree of variants: `rows`, `bases`, `agains`.
 
     Per ZeRO stage: `plain` [4, 2], gradients and gathers not overlapped (the slowest rank's), `terms`
     [4, buckets, leads, 4], total and least of each (of stage 3 in the first), `update` [4]. `floor`: of `traffic` what
@@ -102,10 +107,17 @@ class Scratch(NamedTuple):
     held: np.ndarray
     witness: np.ndarray
     out: np.ndarray
+    flying: np.ndarray
+    late: np.ndarray
+    dense: np.ndarray
+    expert: np.ndarray
+    rows: np.ndarray
+    bases: np.ndarray
+    agains: np.ndarray
 
 
 class Job(NamedTuple):
-    """One variant of a structure, or all of them at their cheapest (-1): its columns, and the lanes at work.
+    """One variant of a structure under one way to keep: its prices and columns, and the lanes at work.
 
     Each lane is a recompute `o` under flags `g` (2 tp + ep) and a pipeline `kind` of ZeRO and DP overlap: 0 for stages
     0 and 1, then stages 2 and 3, each without and with overlap.
@@ -113,8 +125,11 @@ class Job(NamedTuple):
 
     i: int
     variant: int
-    row: int
-    net: int
+    base: np.ndarray
+    again: np.ndarray
+    buffer_bytes: float
+    hop_bytes: float
+    net: np.ndarray
     code: int
     p: int
     v: int
@@ -133,8 +148,8 @@ class Job(NamedTuple):
 
 
 @njit(cache=True)
-def new_scratch(t, options):
-    """Scratch for the largest structure of these tables."""
+def new_scratch(t, options, height):
+    """Scratch for the largest structure of these tables, and so many levels of variants."""
     kinds, most, deepest = t.base.shape[1], np.max(t.layouts[:, 1]), np.max(t.layouts[:, 7])
     ranks, leads = np.max(t.layouts[:, 5]), np.max(t.layouts[:, 9])
     num, buckets = options.plain.shape[0] + options.block_layers.size, options.buckets.size
@@ -149,34 +164,43 @@ def new_scratch(t, options):
         np.zeros((4, 2)), np.empty((4, buckets, leads, 4)), np.zeros(4), np.empty((PASSES * most, WIDTH)),
         np.empty((PASSES * deepest, WIDTH)), np.empty((max(scratch_rows(ranks), walked), WIDTH)),
         np.empty((2 * leads, WIDTH)), np.empty((1 + buckets, WIDTH)), witness, np.empty((2, WIDTH)),
+        np.empty((2, ranks, t.slots.shape[1])), np.empty((2, ranks, t.slots.shape[1])), np.empty(ranks),
+        np.empty(ranks), np.empty(height, np.int64), np.empty((height, *t.base.shape[1:])),
+        np.empty((height, *t.again.shape[1:])),
     )  # fmt: skip
 
 
 @njit(cache=True)
-def choice_of(options, num_plain, o):
-    """Index on the tables' recompute axis, and layers of block recompute (0: not block)."""
-    return (options.plain[o, 0], 0) if o < num_plain else (1, options.block_layers[o - num_plain])
+def fill_flight(code, p, v, m, slots, made, x):
+    """Views of the chunks in flight on each rank, filled: without and with EP overlap, and when most is owed."""
+    flying, late = x.flying[:, :p, : slots.shape[1]], x.late[:, :p, : slots.shape[1]]
+    for ep in range(2):
+        in_flight_peak(code, p, v, m, made, flying[ep])
+        second_set(holds_pairs(code), ep, flying[ep])
+    owed_peak(code, p, m, made, late)
+    return flying, late
 
 
-@njit(cache=True)
-def fill_traffic(t, c, job, place, x):
+@kernel
+def fill_traffic(c, job, place, x):
     """What ZeRO and the host move for every class of chunks, and of that the least."""
-    base, net, traffic, floor = t.base[job.row], t.nets[job.net], x.traffic, x.floor
+    traffic, floor = x.traffic, x.floor
     for j in range(place.counts.shape[0]):
-        zero_traffic(place.counts, j, base, net, c, traffic[j])
-        floor[j] = traffic[j]
+        zero_traffic(place.counts, j, job.base, job.net, c, traffic[j])
+        for n in range(TRAFFIC):
+            floor[j, n] = traffic[j, n]
         host_floor(job.zero, floor[j])
 
 
-@njit(cache=True)
-def fill_seconds(t, job, place, options, prune, x):
+@kernel
+def fill_seconds(job, place, options, prune, x):
     """Seconds of every class of chunks under every pair of flags and recompute."""
-    base, again = t.base[job.row], t.again[job.row]
+    base, again = job.base, job.again
     cols, r, once, repeated = x.cols, x.r, x.once, x.again
     for g in range(4):
         choose_columns(base, again, g >> 1, g & 1, cols[g], r[g])
     cheapest(job.flags, cols, r)
-    for g in range(CHEAPEST if job.variant < 0 else 0, 5):
+    for g in range(5):
         if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
             for j in range(place.counts.shape[0]):
                 once_seconds(place.counts, j, cols[g], once[g, j])
@@ -184,36 +208,30 @@ def fill_seconds(t, job, place, options, prune, x):
         if not x.fits[o]:
             continue
         choice, layers = choice_of(options, job.num_plain, o)
-        for g in range(CHEAPEST if job.variant < 0 else 0, 5 if prune else 4):
+        for g in range(5 if prune else 4):
             if g == CHEAPEST or (job.flags[0, g >> 1] >= 0 and job.flags[1, g & 1] >= 0):
                 for j in range(place.counts.shape[0]):
                     again_seconds(place.counts, place.first, j, layers, choice, r[g], repeated[g, o, j])
 
 
 @njit(cache=True)
-def fill_bytes(t, c, job, place, made, options, x):
-    """What depends on ZeRO and recompute alone, of those that are wanted: memory, data-parallel traffic, update."""
-    base, again, net = t.base[job.row], t.again[job.row], t.nets[job.net]
+def fill_bytes(c, job, place, flying, late, options, x):
+    """What depends on ZeRO and recompute alone, of those that are wanted: memory and update."""
+    base, again, net = job.base, job.again, job.net
     p, num_classes = job.p, place.counts.shape[0]
-    dense, expert, held = np.empty(p), np.empty(p), np.empty(p)
-    rank_params(place.held, base, dense, expert)
+    dense, expert, held = x.dense, x.expert, np.empty(p)
     saved, most, live, owed = np.empty(num_classes), np.empty(num_classes), np.empty(num_classes), np.empty(num_classes)
-    words = np.empty(num_classes)
-    line, hosted, offloads = np.empty(NUM_ITEMS), np.zeros(p), uses_host(job.keep)
-    late = np.empty((2, p, place.slots.shape[1]))
-    owed_peak(job.code, p, job.m, made, late)
+    words, line = np.empty(num_classes), np.empty(NUM_ITEMS)
+    hosted, offloads = np.zeros(p), uses_host(job.keep)
     owed_bytes(place.counts, base, owed)
-    moving, plain, update = x.moving, x.plain, x.update
-    fixed = fixed_bytes(t.buffer_bytes[job.row], t.hop_bytes[job.row], p) + WORKSPACE_BYTES
+    moving, update = x.moving, x.update
+    fixed = fixed_bytes(job.buffer_bytes, job.hop_bytes, p) + WORKSPACE_BYTES
     staged = np.empty((options.buckets.size, p))
     x.fits[:] = False
     x.memory[:, :, : job.num, :2] = np.inf
     for ep in range(2):
         if job.flags[1, ep] < 0:
             continue
-        flying = np.empty(place.slots.shape)
-        in_flight_peak(job.code, p, job.v, job.m, made, flying)
-        second_set(holds_pairs(job.code), ep, flying)
         for o in range(job.num):
             if not (x.wanted[ep, 0, o] or x.wanted[ep, 1, o] or x.wanted[ep, 2, o] or x.wanted[ep, 3, o]):
                 continue
@@ -222,10 +240,10 @@ def fill_bytes(t, c, job, place, made, options, x):
             for rank in range(p):
                 share = job.keep.activations
                 moving[o, rank] = moving_bytes(
-                    rank, place.slots, flying, late, saved, most, words, owed, live, share, line
+                    rank, place.slots, flying[ep], late, saved, most, words, owed, live, share, line
                 )
                 if offloads:
-                    x.kept[o, rank] = kept_bytes(rank, place.slots, flying, saved, words)
+                    x.kept[o, rank] = kept_bytes(rank, place.slots, flying[ep], saved, words)
         for z in range(4):
             if job.zero[z] < 0:
                 continue
@@ -251,19 +269,39 @@ def fill_bytes(t, c, job, place, made, options, x):
     for z in range(4):
         if job.zero[z] < 0:
             continue
-        plain[z, 0], plain[z, 1], update[z] = 0.0, 0.0, 0.0
+        update[z] = 0.0
         for rank in place.leads:
             mine = update_seconds(dense[rank], expert[rank], keep_of(job.keep, z, 0), net, c)
             update[z] = max(update[z], mine + apart_seconds(rank, place.held, base, z, net, c))
-        if job.variant >= 0:
-            keep = keep_of(job.keep, z, 1)
-            _fill_traffic(options.buckets, net, c, place, dense, expert, keep, plain, x.terms[z])
 
 
-@njit(cache=True)
+@kernel
+def fill_gradients(c, base, net, z, keep, place, options, x):
+    """Data-parallel traffic of the leading ranks under one ZeRO stage and every bucket; `keep`: of any stage."""
+    leads, buckets, plain, terms = place.leads, options.buckets, x.plain, x.terms[z]
+    keep = keep_of(keep, z, 1)
+    plain[z, 0], plain[z, 1] = 0.0, 0.0
+    for n in range(leads.size):
+        d, e = x.dense[leads[n]], x.expert[leads[n]]
+        grad_s, grad_latency = gradient_wire(d, e, z, net, c)
+        gather_s, gather_latency = gather_wire(d, e, z, net, c)
+        plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
+        plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
+        blocks = 0.0
+        for k in range(place.held.shape[1]):
+            blocks += place.held[leads[n], k]
+        if z == 3:
+            total, least = replica_terms(d, e, blocks, net, c)
+            terms[0, n, 0], terms[0, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)
+        for k in range(buckets.size if z < 3 else 0):
+            total, least, terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)
+            terms[k, n, 0], terms[k, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)
+
+
+@kernel
 def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving, wanted, total, memory):
     """Memory of each recompute that is wanted, bare and with each bucket; infinite where over capacity."""
-    p, bucketed = job.p, job.variant >= 0 and z < 3 and job.flags[3, 1] >= 0
+    p, bucketed = job.p, z < 3 and job.flags[3, 1] >= 0
     least_grads = np.inf
     for rank in range(p):
         least_grads = min(least_grads, (dense[rank] + expert[rank]) * c.grad_bytes)
@@ -292,13 +330,13 @@ def _fill_memory(c, job, buckets, z, held, dense, expert, fixed, staged, moving,
             memory[o, 1 + k] = most if device(most, c) <= c.capacity_bytes else np.inf
 
 
-@njit(cache=True)
+@kernel
 def least_memory(memory, z, o):
     """Least bytes of a recompute under a ZeRO stage: bare, or, of stage 3, the less of without and with overlap."""
     return min(memory[o, 0], memory[o, 1]) if z == 3 else memory[o, 0]
 
 
-@njit(cache=True)
+@kernel
 def _refuse_hosts(c, job, hosted, kept, wanted, memory):
     """Make memory infinite where a rank would keep more on its host than fits there."""
     for o in range(job.num):
@@ -307,22 +345,3 @@ def _refuse_hosts(c, job, hosted, kept, wanted, memory):
             most = max(most, hosted[rank] + job.keep.activations * kept[o, rank])
         if most > c.host_capacity_bytes:
             memory[o] = np.inf
-
-
-@njit(cache=True)
-def _fill_traffic(buckets, net, c, place, dense, expert, keep, plain, terms):
-    """Data-parallel traffic of the leading ranks under one ZeRO stage."""
-    leads, z = place.leads, keep.zero
-    for n in range(leads.size):
-        d, e = dense[leads[n]], expert[leads[n]]
-        grad_s, grad_latency = gradient_wire(d, e, z, net, c)
-        gather_s, gather_latency = gather_wire(d, e, z, net, c)
-        plain[z, 0] = max(plain[z, 0], grad_s + grad_latency)
-        plain[z, 1] = max(plain[z, 1], gather_s + gather_latency)
-        blocks = np.sum(place.held[leads[n]])
-        if z == 3:
-            total, least = replica_terms(d, e, blocks, net, c)
-            terms[0, n, 0], terms[0, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)
-        for k in range(buckets.size if z < 3 else 0):
-            total, least, terms[k, n, 2], terms[k, n, 3] = bucketed_terms(d, e, z, buckets[k], net, c)
-            terms[k, n, 0], terms[k, n, 1] = behind_shards(total, least, d, e, blocks, keep, net, c)

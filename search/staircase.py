@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimator.jit import njit
+from estimator.jit import kernel
 
-__all__ = ["Staircase", "beater", "insert", "is_beaten", "new_staircase"]
+__all__ = ["Staircase", "beater", "insert", "is_beaten", "last_at_most", "new_staircase"]
 
 CAPACITY = 1 << 17  # points; a front of 10^4 is large, and 3 MB are cheap
 
@@ -37,8 +37,8 @@ def new_staircase() -> Staircase:
     return Staircase(np.empty(CAPACITY), np.empty(CAPACITY), np.empty(CAPACITY, np.int64), np.zeros(1, np.int64))
 
 
-@njit(cache=True)
-def _last_at_most(xs: np.ndarray, n: int, x: float) -> int:
+@kernel
+def last_at_most(xs: np.ndarray, n: int, x: float) -> int:
     """Index of the last point whose x is at most `x`, or -1."""
     low, high = 0, n
     while low < high:
@@ -50,24 +50,24 @@ def _last_at_most(xs: np.ndarray, n: int, x: float) -> int:
     return low - 1
 
 
-@njit(cache=True)
+@kernel
 def beater(xs: np.ndarray, ys: np.ndarray, n: int, x: float, y: float) -> int:
     """Index of a point of a staircase that is nowhere worse than (x, y) and somewhere better, or -1."""
-    i = _last_at_most(xs, n, x)
+    i = last_at_most(xs, n, x)
     return i if i >= 0 and (ys[i] < y or (ys[i] == y and xs[i] < x)) else -1
 
 
-@njit(cache=True)
+@kernel
 def is_beaten(front: Staircase, x: float, y: float) -> bool:
     """Whether a point of the front is nowhere worse than (x, y) and somewhere better."""
     return bool(beater(front.x, front.y, front.size[0], x, y) >= 0)
 
 
-@njit(cache=True)
+@kernel
 def insert(front: Staircase, x: float, y: float, candidate: int) -> None:
     """Offer a point that `is_beaten` has let through."""
     n = front.size[0]
-    i = _last_at_most(front.x, n, x)
+    i = last_at_most(front.x, n, x)
     if i >= 0 and front.x[i] == x and front.y[i] == y:
         front.id[i] = min(front.id[i], candidate)
         return

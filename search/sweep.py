@@ -28,14 +28,16 @@ from search.program import text_code
 from search.space import Keep, Space
 from search.staircase import Staircase, insert, is_beaten, new_staircase
 from search.structures import enumerate_space, structure_filters
+from search.tree import grown
 from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, World
 
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
            "survey", "sweep_inline", "sweep_plan", "warmed_up"]  # fmt: skip
 
-WARM_UP = 200  # structures with the lowest step bound, swept first
-WARM_LAYERS = 3  # and the first layers of the front of bounds
+WARM_UP = 64  # structures with the lowest step bound, swept first
+WARM_LAYERS = 1  # and the first layer of the front of bounds
 BLOCK = 256  # structures of one block: tens of milliseconds
+PAIRS = 64  # of a structure whose rate is measured: most structures of wide spaces have tens of thousands
 ENUMERATED = 1 << 16  # candidates composed at a time where all are enumerated
 OF_WORLD = tuple(name for name in WORLD_AXES if name in KNOWN_NAMES and name not in OPTION_VALUES)
 OWN_VALUES = (*SIZES, "dp", "num_micro_batches", "schedule", *OF_WORLD)
@@ -312,12 +314,16 @@ class SweepWorker:
 
 
 def _kinds(world: World) -> Kinds:
-    v = world.variants
+    v, keeps = world.variants, world.keeps.values
+    hosts = np.unique(keeps[:, 2:], axis=0, return_index=True)[1]
+    num = len(hosts)  # the last four of KEEP_AXES vary fastest
+    shares, share_of = np.unique(keeps[:num, 2], return_inverse=True)
+    rests, rest_of = np.unique(keeps[:num, 3:], axis=0, return_inverse=True)
     return Kinds(
-        prices=np.array(world.prices), ids=np.array(v.ids), price=np.array(v.price), constants=np.array(v.constants),
-        needs=np.array(v.needs), kits=np.array(v.kits), members=np.array(v.members),
-        keeps=np.array(world.keeps.values), keep_ids=np.array(world.keeps.ids), keep_needs=np.array(world.keeps.needs),
-        pairs=np.array(world.pairs),
+        prices=np.array(world.prices), ids=np.array(v.ids), needs=np.array(v.needs), tree=grown(v, world.columns),
+        gathers=keeps[::num, :2].copy(), hosts=keeps[:num, 2:].copy(), share_of=share_of.astype(np.int64),
+        shares=shares, rest_of=rest_of.reshape(-1).astype(np.int64), rests=np.ascontiguousarray(rests),
+        keep_ids=np.array(world.keeps.ids), keep_needs=np.array(world.keeps.needs), pairs=np.array(world.pairs),
     )  # fmt: skip
 
 
@@ -396,13 +402,21 @@ def is_compiled() -> bool:
 
 
 def measure_rate(space: Space, seconds: float = 10.0) -> tuple[float, int]:
-    """Candidates priced per second on one core without pruning, and how many were: structures in a shuffled order."""
+    """Candidates priced per second on one core without pruning, and how many were.
+
+    Structures in a shuffled order, each with PAIRS of its variants and ways to keep, or all where these are fewer.
+    """
     plan = prepare(space, prune=False)
-    worker = SweepWorker(plan)
-    order = np.random.default_rng(0).permutation(len(plan.order))
-    worker.sweep(order[:8], None)
-    priced, start, size = 0, time.perf_counter(), 64
+    worker, rng = SweepWorker(plan), np.random.default_rng(0)
+    order, whole = rng.permutation(len(plan.order)), [kinds.pairs for kinds in worker.kinds]
+    worker.sweep(order[:1], None)
+    priced, start, size = 0, time.perf_counter(), 16
     for first in range(0, len(order), size):
+        for w, pairs in enumerate(whole):
+            some = np.zeros_like(pairs)
+            there = np.flatnonzero(pairs)
+            some.flat[rng.choice(there, min(PAIRS, len(there)), replace=False)] = True
+            worker.kinds[w] = worker.kinds[w]._replace(pairs=some)
         priced += int(worker.sweep(order[first : first + size], None).counts[COUNTS.index("priced")])
         if time.perf_counter() - start > seconds:
             break

@@ -6,19 +6,21 @@ Only holds and counts; structures.py finds which are legal, nest.py sweeps them,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from estimator.compose import Tables
+from estimator.cost.table import CHANGED_BY
 from estimator.strategy import Recompute, Strategy
 from hardware.system import SystemSpec
 from search.axes import AXES
 from search.space import Space
 
 __all__ = [
-    "FLAGS", "KEEP_AXES", "OPTION_AXES", "PRICE_AXES", "SIZES", "VARIANT_AXES", "WORLD_AXES", "Choices", "Enumeration",
-    "Keeps", "Structures", "Variants", "World", "steps_of",
+    "FLAGS", "KEEP_AXES", "OPTION_AXES", "RECIPE_AXES", "SIZES", "VARIANT_AXES", "WORLD_AXES", "Choices", "Enumeration",
+    "Keeps", "PriceColumns", "Structures", "Variants", "World", "steps_of",
 ]  # fmt: skip
 
 SIZES = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
@@ -27,9 +29,10 @@ WORLD_AXES = ("dp_replicate", "sequence_parallel", "context_parallel", "rank_ord
 KEEP_AXES = ("reshard_after_forward", "prefetch_blocks", "offload_activations", "offload_parameters",
              "offload_gradients", "offload_states")  # fmt: skip
 """What is gathered when, and what is kept in the host's memory: options of a structure under every variant."""
-PRICE_AXES = ("precision", "fusion", "tp_chunks", "overlap_cp", "cuda_graph", "shared_expert_overlap", "optimizer")
-"""Variants of one structure that differ in what its operations cost."""
-VARIANT_AXES = (*PRICE_AXES, "expert_bucket_bytes")
+RECIPE_AXES = ("precision", "fusion")
+"""Variants of one structure that differ in any price of its operations; what CHANGED_BY lists changes few columns."""
+VARIANT_AXES = (*RECIPE_AXES, "tp_chunks", "overlap_cp", "cuda_graph", "shared_expert_overlap", "optimizer",
+                "expert_bucket_bytes")  # fmt: skip
 """All variants: axes that no rule holds against another (but for the engine that a precision needs)."""
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
@@ -37,18 +40,50 @@ FLAGS = ("tp", "ep", "pp", "dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceColumns:
+    """Columns of World.prices: of each recipe `per`, its own and one for each further value of each choice.
+
+    `choices`: places on the axes of CHANGED_BY, in its order.
+    """
+
+    recipes: int
+    choices: tuple[int, ...]
+
+    @classmethod
+    def of(cls, places: Mapping[str, Sequence[int]]) -> PriceColumns:
+        """`places`: of the axes of variants, which values there are."""
+        recipes = 1
+        for name in RECIPE_AXES:
+            recipes *= len(places.get(name, (0,)))
+        return cls(recipes=recipes, choices=tuple(len(places.get(name, (0,))) for name in CHANGED_BY))
+
+    @property
+    def per(self) -> int:
+        """Columns of one recipe."""
+        return 1 + sum(num - 1 for num in self.choices)
+
+    def column(self, recipe: np.ndarray, choice: int, place: np.ndarray) -> np.ndarray:
+        """Where a recipe stands with one choice at another place than the first; at the first, where it stands."""
+        further = 1 + sum(num - 1 for num in self.choices[:choice]) + place - 1
+        return np.asarray(recipe * self.per + np.where(place > 0, further, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Structures that share their tables: one system, and one value of every axis that decides which rows there are.
 
     The last recompute choice of the tables is none of the space's: on each column it is the cheapest, for bounds.
-    `prices` [R, P + 1]: of a group of price rows the row of each variant's prices, then a row that is on each column
-    the cheapest of them. `pairs` [variants, ways to keep]: whether rules let both stand together.
+    `prices` [R, P + 1]: the rows of a group: of each recipe one with the first value of every other axis of variants,
+    then one for each further value of an axis in CHANGED_BY, with that alone changed; last a row that is on each column
+    the cheapest of them;
+    `columns` says which is where. `pairs` [variants, ways to keep]: whether rules let both stand together.
     """
 
     system: SystemSpec
     strategy: Strategy
     tables: Tables
     prices: np.ndarray
+    columns: PriceColumns
     variants: Variants
     keeps: Keeps
     pairs: np.ndarray
@@ -72,14 +107,16 @@ class Keeps:
 class Variants:
     """Values of VARIANT_AXES in one world [V].
 
-    `ids`: what a variant adds to a candidate's id. `price`: its column of World.prices. `constants` [V + 1, Constants]:
-    its numbers, then the cheapest of them all. `needs` [V, 2]: whether it is a candidate only with overlap of TP, of
-    DP, for without them an earlier value means the same. `members`: which variants there are, kit after kit; kit k is
-    members[kits[k]] to members[kits[k + 1]], and a structure names its kit.
+    `ids`: what a variant adds to a candidate's id. `price` [V, 1 + CHANGED_BY]: columns of World.prices, of its recipe
+    and of what each choice changes. `constants` [V, Constants]: its numbers. `needs` [V, 2]: whether it is a candidate
+    only with overlap of TP, of DP, for without them an earlier value means the same. `at`: places on the axes, of
+    those that are open here. `members`: which variants there
+    are, kit after kit; kit k is members[kits[k]] to members[kits[k + 1]], and a structure names its kit.
     """
 
     strategies: tuple[Strategy, ...]
     ids: np.ndarray
+    at: Mapping[str, np.ndarray]
     price: np.ndarray
     constants: np.ndarray
     needs: np.ndarray

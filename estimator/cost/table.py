@@ -7,6 +7,7 @@ what they are and by what could hide them, so that an overlap flag picks a colum
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import CudaGraph, Optimizer, Recompute, Strategy
 from hardware.system import SystemSpec
 
-__all__ = ["Again", "Base", "PriceTable", "price_table"]
+__all__ = ["CHANGED_BY", "Again", "Base", "PriceTable", "price_table"]
 
 
 LEAST_S = 1e-12  # keeps a ratio of seconds finite where there are none
@@ -87,6 +88,20 @@ class Again(IntEnum):
     ROOFLINE_S = 12
     LOGITS_BYTES = 13  # the part of SAVED_BYTES that the vocabulary takes
     R_WIRE = 14
+
+
+CHANGED_BY: Mapping[str, tuple[tuple[Base, ...], tuple[Again, ...]]] = {
+    "optimizer": (
+        (Base.MORE_STATE_BYTES, Base.MATRIX_PARAMS, Base.DENSE_UPDATE_S, Base.EXPERT_UPDATE_S, Base.DENSE_LONGEST_S,
+         Base.EXPERT_LONGEST_S), (),
+    ),
+    "cuda_graph": ((Base.F_HOST, Base.B_HOST, Base.W_HOST), (Again.R_HOST, Again.SAVED_BYTES, Again.LIVE_BYTES)),
+    "shared_expert_overlap": ((Base.F_EP0, Base.F_EP1, Base.B_EP0, Base.B_EP1), (Again.R_EP0, Again.R_EP1)),
+    "tp_chunks": ((Base.F_TP1, Base.B_TP1), (Again.R_TP1,)),
+    "overlap_cp": ((Base.F_CP, Base.B_CP, Base.F_WIRE, Base.B_WIRE), (Again.R_CP, Again.R_WIRE)),
+}  # fmt: skip
+"""Columns that each of these choices changes under one precision and fusion. No two change the same column, and what
+one changes does not depend on the others: a row of any combination is put together from rows that differ in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from tests.search.small import SMALL, any_space
 SOME = [*SMALL, *range(8)]
 WIDE = {"capacity_deepseek_v3"}
 """Spaces whose rows take long to price."""
-SAMPLED = {"llama3_70b_wide", "deepseek_v3_wide"}  # a structure of theirs has more candidates than a test can list
+HUGE = {"llama3_70b_wide", "deepseek_v3_wide"}  # a structure of theirs has more candidates than a test can list
 
 
 def named(name: str | int) -> Space:
@@ -76,7 +76,7 @@ def test_rules_are_counted_as_a_loop_over_all_points_counts_them(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in WIDE else n for n in shipped_spaces() if n not in SAMPLED]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in WIDE else n for n in shipped_spaces() if n not in HUGE]
 )
 def test_shipped_spaces_add_up_and_their_ids_are_legal(name):
     space = load_space(name)

@@ -140,32 +140,12 @@ def test_two_search_orders_find_one_front_on_a_billion_candidates():
     assert swept(forward.space, reverse=True) == forward.front
 
 
-TWO_SHARES = "strategy.offload={activations: [0, 0.5], parameters: [0, 1], gradients: [0, 1], states: [0, 1]}"
-FEW_STRUCTURES = {
-    "llama3_70b_wide": [
-        "strategy.tp=8", "strategy.cp=1", "strategy.pp=4", "strategy.vpp=[1, 5]", "strategy.micro_batch=1",
-        "strategy.dp_replicate=1", "strategy.context_parallel=ring", "strategy.layout=even", TWO_SHARES,
-        "strategy.cuda_graph=[layer, none]", "strategy.rank_order=tp-cp-dp-pp", "strategy.interleave_group=0",
-        "strategy.sequence_parallel=true", "strategy.prefetch_blocks=1", "strategy.tp_chunks=4",
-    ],
-    "deepseek_v3_wide": [
-        "strategy.tp=1", "strategy.cp=1", "strategy.pp=16", "strategy.ep=[32, 64]", "strategy.etp=1",
-        "strategy.vpp=1", "strategy.micro_batch=1", "strategy.dp_replicate=1", "strategy.layout=even",
-        "strategy.schedule=dualpipe", "strategy.rank_order=tp-cp-dp-pp", "strategy.redundant_experts=0",
-        "strategy.prefetch_blocks=1", "strategy.precision=fp8_block", TWO_SHARES,
-    ],
-}  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEW_STRUCTURES)
-def test_two_search_orders_find_one_front_with_every_option_of_a_few_structures_open(name):
-    space = load_space(name, FEW_STRUCTURES[name])
-    plan = prepare(space)
-    forward, backward = sweep_plan(plan), sweep_plan(plan, reverse=True)
-    assert plan.enumeration.legal >= 10**7
-    assert forward.ids.tolist() == backward.ids.tolist()
-    assert forward.values.tolist() == backward.values.tolist()
+@pytest.mark.parametrize(("name", "at_least"), [("llama3_70b_wide", 10**12), ("deepseek_v3_wide", 10**13)])
+def test_two_search_orders_find_one_front_of_a_space_of_every_dimension(name, at_least):
+    forward = sweep(name)
+    assert forward.legal >= at_least
+    assert swept(forward.space, reverse=True) == forward.front
 
 
 def test_every_axis_of_a_space_is_one_of_sizes_worlds_variants_keeps_or_options():
