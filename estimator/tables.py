@@ -97,15 +97,23 @@ def _one_row(
     choices: tuple[Recompute, ...], sizes: tuple[float, ...],
 ) -> PriceTable:  # fmt: skip
     """Prices of one row: what a scalar evaluation needs again and again while pp, ZeRO or overlaps change."""
-    return _rows(
-        build(model, seq),
-        system,
-        shaping,
-        routing,
-        recipe(precision),
-        choices,
-        dict(zip((*ROW_SIZES, *ROW_FLAGS), sizes, strict=True)),
-    )
+    named = dict(zip((*ROW_SIZES, *ROW_FLAGS), sizes, strict=True))
+    r = recipe(precision)
+    graph = _one_lowered(model, seq, shaping, routing, precision, sizes)
+    return price_table(graph, _row_strategy(shaping, named), system, r, choices)
+
+
+@lru_cache(maxsize=512)
+def _one_lowered(
+    model: ModelSpec, seq: int, shaping: tuple[Any, ...], routing: Routing, precision: str, sizes: tuple[float, ...]
+) -> OpGraph:
+    """The operations of one row, which are the same on every system."""
+    s = _row_strategy(shaping, dict(zip((*ROW_SIZES, *ROW_FLAGS), sizes, strict=True)))
+    return lower(build(model, seq), s, recipe(precision), routing)
+
+
+def _row_strategy(shaping: tuple[Any, ...], sizes: Mapping[str, Size]) -> Strategy:
+    return Strategy(**dict(zip(SHAPING, shaping, strict=True))).with_sizes(dict(sizes))
 
 
 def _rows(
@@ -113,7 +121,7 @@ def _rows(
     choices: tuple[Recompute, ...], sizes: Mapping[str, Size],
 ) -> PriceTable:  # fmt: skip
     """Lower and price rows: SHAPING, and ROW_SIZES and ROW_FLAGS as plain floats, or each [R]. Nothing else counts."""
-    s = Strategy(**dict(zip(SHAPING, shaping, strict=True))).with_sizes(dict(sizes))
+    s = _row_strategy(shaping, sizes)
     return price_table(lower(graph, s, r, routing), s, system, r, choices)
 
 

@@ -301,6 +301,12 @@ def _add_points(commands: _Commands) -> None:
 def _add_facts(commands: _Commands) -> None:
     validate = commands.add("validate", "validate", "predicted against measured training steps")
     validate.add_argument("tables", nargs="*", metavar="CSV", help="default: tests/anchors/ of the checkout")
+    validate.add_argument(
+        "--cross-validate",
+        choices=("none", "group", "family"),
+        default="none",
+        help="predict each row with shared parameters fitted without its model on that chip, or without its family",
+    )
     catalog = commands.add(
         "catalog", "catalog", "what is known by name, with sources", example="search catalog chips h800-80g-sxm"
     )

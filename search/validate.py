@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,15 +20,17 @@ import numpy as np
 from estimator.band import evaluate_band
 from estimator.model import ModelSpec
 from estimator.result import StepResult
-from estimator.step import evaluate
 from estimator.strategy import Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from search.configuration import Configuration, configuration
+from search.cores import Cores, remembered
 from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Row, measured_of
+from search.parameters import PARAMETERS
 from search.ranking import kendall_tau_b, regret
+from search.refit import refit
 
-__all__ = ["table", "validate"]
+__all__ = ["Folds", "table", "validate"]
 
 
 class Prediction(Protocol):
@@ -44,6 +47,21 @@ class Prediction(Protocol):
 
 Predict = Callable[[ModelSpec, Strategy, SystemSpec, Workload], Prediction]
 
+Tell = Callable[[str], None]
+
+
+class Folds(Enum):
+    """What is left out when shared parameters are fitted: nothing, a model on a chip, a family."""
+
+    NONE = "none"
+    GROUP = "group"
+    FAMILY = "family"
+
+
+def _silent(text: str) -> None:
+    """Says nothing."""
+
+
 _COUNTERS = {
     "allocated": "peak_memory_bytes",
     "reserved": "reserved_memory_bytes",
@@ -59,6 +77,8 @@ class _Case:
     """One row on its way through prediction and scoring."""
 
     row: Row
+    config: Configuration | None = None
+    result: Prediction | None = None
     predicted_s: float | None = None
     predicted_bytes: float | None = None
     band_s: tuple[float, float] | None = None
@@ -88,9 +108,18 @@ class _Case:
         return self.error is not None or self.memory_error is not None
 
 
-def validate(rows: Iterable[Row], predict: Predict = evaluate) -> dict[str, Any]:
-    """The report on measured rows, with the keys of the JSON form: plain values only, None where there is none."""
-    cases = [_case(row, predict) for row in rows]
+def validate(
+    rows: Iterable[Row], predict: Predict = remembered, *, folds: Folds = Folds.NONE, tell: Tell = _silent
+) -> dict[str, Any]:
+    """The report on measured rows, with the keys of the JSON form: plain values only, None where there is none.
+
+    With `folds`, each row is predicted with shared parameters that were fitted to the others (search/refit.py).
+    """
+    cases = [_case(row) for row in rows]
+    if folds is not Folds.NONE:
+        _leave_out(cases, folds, tell)
+    for case in cases:
+        _predict(case, predict)
     families: dict[str, list[_Case]] = defaultdict(list)
     for case in cases:
         families[case.row.cells["family"]].append(case)
@@ -130,13 +159,12 @@ def table(report: dict[str, Any], *, num_worst: int = _NUM_WORST) -> str:
     return "\n".join(lines)
 
 
-def _case(row: Row, predict: Predict) -> _Case:
-    """Predicts one row. Whatever is wrong with the row becomes the reason why it is skipped."""
+def _case(row: Row) -> _Case:
+    """What a row ran and measured. Whatever is wrong with it becomes the reason why it is skipped."""
     case = _Case(row=row)
     try:
         config = configuration(row)
-        case.assumed = config.assumed
-        case.predicted_s, case.predicted_bytes, case.band_s = _prediction(row, config, predict)
+        case.config, case.assumed = config, config.assumed
         measured = measured_of(row, tokens=config.workload.tokens, num_gpus=config.system.num_chips)
         case.measured_s, case.measured_bytes = measured.step_time_s, measured.peak_memory_bytes
         _check_score(row, case)
@@ -145,20 +173,44 @@ def _case(row: Row, predict: Predict) -> _Case:
     return case
 
 
-def _prediction(
-    row: Row, config: Configuration, predict: Predict
-) -> tuple[float | None, float | None, tuple[float, float] | None]:
+def _leave_out(cases: Sequence[_Case], folds: Folds, tell: Tell) -> None:
+    """Gives every case the configuration with parameters that were fitted to the rows outside its fold."""
+    priced = [(case, case.config) for case in cases if case.config is not None]
+    configs = [config for _, config in priced]
+    measured = [case.measured_s if case.complete and case.measured_s else math.nan for case, _ in priced]
+    kin = [_kin(config) for config in configs]
+    labels = kin if folds is Folds.GROUP else [case.row.cells["family"] for case, _ in priced]
+    with Cores() as cores:
+        found = refit(configs, measured, labels, kin, PARAMETERS, cores.step_seconds, tell)
+    tell(f"predicting each of {found.num_folds} folds from the others")
+    for (case, _), config in zip(priced, found.configs, strict=True):
+        case.config = config
+
+
+def _kin(config: Configuration) -> tuple[object, ...]:
+    """A model, by its shape, on a chip: rows that differ in how they are laid out, in batch, sequence or format."""
+    model, experts = config.model, config.model.moe.num_experts if config.model.moe else 0
+    return model.num_layers, model.hidden, model.ffn, experts, config.system.chip.name
+
+
+def _predict(case: _Case, predict: Predict) -> None:
     """Step seconds, bytes in the counter that the row was measured with, and P10 and P90 of the seconds."""
-    result = predict(config.model, config.strategy, config.system, config.workload)
-    column = _COUNTERS.get(row.cells["mem_kind"], "peak_memory_bytes")
-    seconds, nbytes = float(result.step_time_s), float(getattr(result, column))
-    if not math.isfinite(seconds):
-        raise ValueError(f"no step time is predicted: {result.reason}")
-    band = None
+    if case.config is None:
+        return
+    config, column = case.config, _COUNTERS.get(case.row.cells["mem_kind"], "peak_memory_bytes")
+    try:
+        result = predict(config.model, config.strategy, config.system, config.workload)
+        seconds, nbytes = float(result.step_time_s), float(getattr(result, column))
+        if not math.isfinite(seconds):
+            raise ValueError(f"no step time is predicted: {result.reason}")
+    except ValueError as error:
+        case.skipped = case.skipped or " ".join(str(error).split())
+        return
+    case.result, case.predicted_s = result, seconds
+    case.predicted_bytes = nbytes if math.isfinite(nbytes) else None
     if isinstance(result, StepResult):
         found = evaluate_band(config.model, config.strategy, config.system, config.workload, result)
-        band = float(found.step_time_p10_s), float(found.step_time_p90_s)
-    return seconds, nbytes if math.isfinite(nbytes) else None, band
+        case.band_s = float(found.step_time_p10_s), float(found.step_time_p90_s)
 
 
 def _check_score(row: Row, case: _Case) -> None:

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 import spaces
-from search.commands.answer import answer
+from search.commands.answer import answer, tell
 from search.measured import read_rows
-from search.validate import table, validate
+from search.validate import Folds, table, validate
 
 __all__ = ["run"]
 
@@ -18,7 +18,7 @@ ANCHORS = Path("tests", "anchors")
 def run(args: argparse.Namespace) -> int:
     """Scores the rows of the tables together."""
     files = [Path(name) for name in args.tables] or _anchors()
-    report = validate([row for file in files for row in read_rows(file)])
+    report = validate([row for file in files for row in read_rows(file)], folds=Folds(args.cross_validate), tell=tell)
     answer(args, text=table(report) + "\n", data=report)
     return 0
 
