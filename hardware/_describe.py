@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hardware._library import HOST, SCALARS, TABLES, chip
+from hardware._library import HEAD_DIMS, HOST, SCALARS, TABLES, chip
+from hardware.chip import GEMM_RAMP_K
 from hardware.dtype import DType
 from hardware.link import LinkSpec
 from hardware.system import UNBOUNDED, SystemSpec
@@ -29,6 +30,8 @@ def describe_chip(name: str) -> tuple[Row, ...]:
     rows = [Row("name", spec.name, ""), Row("vendor", spec.vendor, "")]
     for key in TABLES:
         rows.append(Row(key, _table(key, getattr(spec, key)), spec.sources[key]))
+    shares = ", ".join(f"{head_dim} {share:.3g}" for head_dim, share in spec.attention_head_dims.items())
+    rows.append(Row(HEAD_DIMS, f"{shares} of head dim 128" if shares else "as 128", spec.sources[HEAD_DIMS]))
     rows.extend(Row(key, _scalar(key, getattr(spec, key)), spec.sources[key]) for key in SCALARS)
     return tuple(rows)
 
@@ -79,6 +82,8 @@ def _link(wire: LinkSpec) -> str:
 
 
 def _table(key: str, values: Mapping[DType, float]) -> str:
+    if key == "gemm_ramp_k":
+        return ", ".join(f"{d.value} {v:g}" for d, v in values.items()) or f"{GEMM_RAMP_K:g}"
     if key == "gemm_efficiency":
         return ", ".join(f"{d.value} {v:.3g}" for d, v in values.items()) + " of peak"
     return ", ".join(f"{d.value} {v / TFLOPS:.6g}" for d, v in values.items()) + " TFLOPS"
@@ -93,7 +98,7 @@ def _scalar(key: str, value: float) -> str:
         return f"{format_bytes(value)} ({value / GB:.1f} GB)"
     if key.endswith("bytes_per_s"):
         return f"{value / GB:,.4g} GB/s"
-    if key == "launch_s":
+    if key.endswith("_s") and not key.endswith("per_s"):
         return format_seconds(value)
     unit = {"tdp_w": " W", "price_usd_per_hour": " USD/h", "failures_per_hour": " per hour"}.get(key, "")
     return f"{value:g}{unit}"

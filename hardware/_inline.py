@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware._errors import reject, reject_unknown
-from hardware._library import HOST, SCALARS, TABLES, chip, chip_names
+from hardware._library import CURVE, HEAD_DIMS, HOST, SCALARS, TABLES, chip, chip_names
 from hardware._sites import grid, usual_site
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
@@ -26,10 +26,11 @@ _SITE = ("host_w_per_chip", "network_w_per_chip", "pue", "grid_kg_co2_per_kwh", 
 _CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", *_ADJUSTABLE, *_SITE, "grid")
 _FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", *_ADJUSTABLE, *_SITE, "grid")
 _MIXED_KEYS = ("name", "segments", "link")
-_TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "source",
-              "shape")  # fmt: skip
+_TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "pair_loss",
+              "source", "shape")  # fmt: skip
 MAX_NAME = 100  # characters
-_CHIP_KEYS = ("like", "name", "vendor", *TABLES, *SCALARS)
+_CHIP_KEYS = ("like", "name", "vendor", *TABLES, HEAD_DIMS, *SCALARS, "sources", "measured")
+_OPTIONAL = (*HOST, *CURVE, "gemm_ramp_k")
 
 _BASES = {
     "_bytes": "B",
@@ -143,6 +144,7 @@ def _tier(where: str, raw: object) -> Tier:
         source=str(given.get("source", _GIVEN)),
         by_collective=shares,
         setup_s=_number(f"{where}.setup_s", given.get("setup_s", 0.0)),
+        pair_loss=_number(f"{where}.pair_loss", given.get("pair_loss", 0.0)),
         **{key: _number(f"{where}.{key}", given[key]) for key in ("bytes_per_s", "latency_s", "efficiency")},
     )
     span = given.get("span")  # a tier without a span reaches every chip
@@ -163,15 +165,33 @@ def _chip(raw: object, base: ChipSpec | None) -> ChipSpec:
     if "like" in given:
         base = chip(str(given["like"]))
     fields = _chip_fields(given, base)
-    sources = {**(base.sources if base else {}), **dict.fromkeys((*(set(given) & {*TABLES, *SCALARS}),), _GIVEN)}
+    own = [key for key in given if key in {*TABLES, HEAD_DIMS, *SCALARS}]
+    told = _mapping("system.chip.sources", given.get("sources", {}))
+    _check_keys("system.chip.sources", told, tuple(own))
+    sources = {**(base.sources if base else {}), **dict.fromkeys(own, _GIVEN), **{k: str(v) for k, v in told.items()}}
+    fields["measured"] = _measured(given, base)
     if base is not None:
         kept = tuple(a for a in base.assumptions if a.partition(":")[0].split()[-1] not in fields)
         return replace(base, **fields, sources=sources, assumptions=kept)
-    missing = [key for key in ("name", *TABLES, *SCALARS) if key not in fields and key not in HOST]
+    missing = [key for key in ("name", *TABLES, *SCALARS) if key not in fields and key not in _OPTIONAL]
     if missing:
         law = "a chip described in full has every field"
         reject(law, f"none of {', '.join(missing)}", "add them, or start from a known chip with `like: NAME`")
     return ChipSpec(**{"vendor": "unstated", **fields}, sources=sources)
+
+
+def _measured(given: Mapping[str, Any], base: ChipSpec | None) -> tuple[str, ...]:
+    """What rests on measurements of the chip: what is said to, and of the base's what stays as it was."""
+    raw = given.get("measured", [])
+    if not isinstance(raw, list) or not all(isinstance(item, str) for item in raw):
+        reject("system.chip.measured must be a list of fields", repr(raw), "such as [gemm_efficiency.bf16]")
+    for item in raw:
+        name, _, form = item.partition(".")
+        if name not in given or (form and form not in given[name]):
+            reject("system.chip.measured lists fields that the chip gives", repr(item), "give it, or take it out")
+    renamed = base is None or "name" in given  # another chip: what was measured of the base is a relative's
+    kept = () if renamed or base is None else tuple(m for m in base.measured if m.partition(".")[0] not in given)
+    return (*kept, *raw)
 
 
 def _chip_fields(given: Mapping[str, Any], base: ChipSpec | None) -> dict[str, Any]:
@@ -181,6 +201,9 @@ def _chip_fields(given: Mapping[str, Any], base: ChipSpec | None) -> dict[str, A
             known = _known(f"system.chip.{key}", given[key], [d.value for d in DType])
             table = {DType(k): _number(f"system.chip.{key}.{k}", v) for k, v in known}
             fields[key] = {**(getattr(base, key) if base else {}), **table}
+    if HEAD_DIMS in given:
+        shares = _mapping(f"system.chip.{HEAD_DIMS}", given[HEAD_DIMS])
+        fields[HEAD_DIMS] = {_whole(f"{HEAD_DIMS} key", k): _number(f"{HEAD_DIMS}.{k}", v) for k, v in shares.items()}
     for key in SCALARS:
         if key in given:
             read = _whole if key == "num_sms" else _number

@@ -18,6 +18,8 @@ from hardware.link import Collective, LinkSpec
 from hardware.units import GBIT, UNITS, US
 
 __all__ = [
+    "CURVE",
+    "HEAD_DIMS",
     "HOST",
     "SCALARS",
     "TABLES",
@@ -34,13 +36,16 @@ __all__ = [
     "source_text",
 ]
 
-TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
+TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency", "gemm_ramp_k")
+HEAD_DIMS = "attention_head_dims"
+CURVE = ("kernel_s", "gemm_kernel_s", "attention_kernel_s", "attention_ramp_keys", "attention_tail")
 HOST = ("host_bytes_per_s", "host_memory_bytes", "host_memory_bytes_per_s")
 SCALARS = (
     "num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "price_usd_per_hour", "failures_per_hour", "launch_s",
-    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown", *HOST,
+    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown", *HOST, *CURVE,
 )  # fmt: skip
-_MEASURED = ("gemm_efficiency", "attention_efficiency")
+_MEASURED = ("gemm_efficiency", "attention_efficiency", "hbm_efficiency", HEAD_DIMS, "gemm_ramp_k", *CURVE)
+EFFICIENCIES = ("gemm_efficiency", "attention_efficiency", "hbm_efficiency")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -89,6 +94,7 @@ class _Field:
     value: Any
     source: str
     assumed: bool
+    measured: tuple[str, ...] = ()  # of an efficiency: what of it was measured on this very chip
 
 
 def chip_names() -> tuple[str, ...]:
@@ -106,12 +112,13 @@ def _canonical(name: str) -> str:
 
 @cache
 def _chip(name: str) -> ChipSpec:
-    found = {key: _field(name, key) for key in (*TABLES, *SCALARS)}
+    found = {key: _field(name, key) for key in (*TABLES, HEAD_DIMS, *SCALARS)}
     return ChipSpec(
         name=name,
         vendor=_raw(name, "vendor")[0],
         sources={key: f.source for key, f in found.items()},
-        assumptions=tuple(f"{name} {key}: {f.source}" for key, f in found.items() if f.assumed),
+        assumptions=tuple(f"{name} {key}: {f.source}" for key, f in found.items() if f.assumed and f.value != {}),
+        measured=tuple(item for key in EFFICIENCIES for item in found[key].measured),
         **{key: f.value for key, f in found.items()},
     )
 
@@ -162,28 +169,33 @@ def _field(name: str, key: str) -> _Field:
     if isinstance(raw, dict) and "inherit" in raw:
         found, owner = _field(raw["inherit"], key), raw["inherit"]
     elif key in TABLES:
-        found = _table(raw)
+        found = _table(raw, key)
+    elif key == HEAD_DIMS:
+        shares = {int(head_dim): float(share) for head_dim, share in raw["values"].items()}
+        found = _Field(shares, source_text("chips", raw["source"]), bool(raw.get("assumed")))
     else:
         value = raw["value"] * UNITS[raw.get("unit", "FLOPS")]
         value = int(value) if key == "num_sms" else float(value)
-        found = _Field(value, source_text("chips", raw["source"]), bool(raw.get("assumed")))
+        assumed = bool(raw.get("assumed"))
+        found = _Field(value, source_text("chips", raw["source"]), assumed, () if assumed else (key,))
     if owner == name:
         return found
     # An efficiency measured on a relative is an assumption here; a peak of the same silicon is not.
     return _Field(found.value, f"as {owner}: {found.source}", found.assumed or key in _MEASURED)
 
 
-def _table(raw: object) -> _Field:
+def _table(raw: object, key: str) -> _Field:
     """Values per format from one block, or from several with a source each."""
     blocks: list[Any] = raw if isinstance(raw, list) else [raw]
     values: dict[DType, float] = {}
-    texts = []
+    texts, measured = [], []
     for block in blocks:
         factor = UNITS[block.get("unit", "FLOPS")]
         values.update({DType(key): value * factor for key, value in block["values"].items()})
+        measured += [] if block.get("assumed") else [f"{key}.{form}" for form in block["values"]]
         texts.append(f"{', '.join(block['values'])}: {source_text('chips', block['source'])}")
     text = "; ".join(texts) if len(blocks) > 1 else source_text("chips", blocks[0]["source"])
-    return _Field(values, text, any(block.get("assumed") for block in blocks))
+    return _Field(values, text, any(block.get("assumed") for block in blocks), tuple(measured))
 
 
 def link_names() -> tuple[str, ...]:
@@ -199,6 +211,7 @@ def _link_of(name: str, bytes_per_s: float, fit: Mapping[str, Any], wire_source:
         setup_s=fit["setup_us"] * US,
         efficiency=fit["efficiency"],
         by_collective={c: fit[c.value] for c in Collective if c.value in fit},
+        pair_loss=fit.get("pair_loss", 0.0),
         source=f"wire: {wire_source}; share and latency: {source_text('links', fit['source'])}",
     )
 

@@ -9,7 +9,7 @@ from hardware._build import build, system_of
 from hardware._describe import Row, describe_chip, describe_system
 from hardware._errors import reject_unknown
 from hardware._inline import system_from_mapping as _from_mapping
-from hardware._library import chip, chip_names, link, link_names, read, source_text
+from hardware._library import chip, chip_names, link, link_names, node_defaults, read, source_text
 from hardware._sites import grid_names
 from hardware.system import SystemSpec
 
@@ -27,6 +27,8 @@ __all__ = [
     "link_names",
     "system_from_mapping",
     "system_of",
+    "usual_clusters",
+    "usual_link",
 ]
 
 
@@ -60,6 +62,24 @@ def _cluster(name: str, num_chips: int) -> SystemSpec:
         intra=entry["intra"],
         inter=entry["inter"],
     )
+
+
+def usual_link(chip_name: str) -> str:
+    """The name of the scale-up link of the node that a chip usually ships in.
+
+    >>> usual_link("h100")
+    'nvlink4-900'
+    """
+    return node_defaults(chip_name).intra
+
+
+def usual_clusters(chip_name: str) -> tuple[str, ...]:
+    """The clusters of the catalogue that are made of a chip.
+
+    >>> usual_clusters("h200")
+    ('dgx_h200',)
+    """
+    return tuple(name for name, entry in read("clusters")["clusters"].items() if entry["chip"] == chip(chip_name).name)
 
 
 def describe_cluster(name: str) -> tuple[Row, ...]:

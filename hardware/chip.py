@@ -14,11 +14,14 @@ __all__ = ["ChipSpec"]
 
 _POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown")
 _NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes", "host_bytes_per_s",
-                 "host_memory_bytes", "host_memory_bytes_per_s")  # fmt: skip
+                 "host_memory_bytes", "host_memory_bytes_per_s", "kernel_s", "gemm_kernel_s", "attention_kernel_s",
+                 "attention_ramp_keys", "attention_tail")  # fmt: skip
 _PER_HOUR_OR_WATT = ("price_usd_per_hour", "failures_per_hour", "tdp_w")
 _MOST = 1e24  # assumption, of bytes and rates: a yottabyte or a yottaflop is no chip's
 _FRACTIONS = ("attention_efficiency", "hbm_efficiency")
 _TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency")
+KERNEL_S = 2e-6  # ramp-up and drain of a kernel; assumption: a null kernel takes about 2 us on A100/H100
+GEMM_RAMP_K = 128.0  # assumption: prologue and epilogue of a tile as long as 128 steps of k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,12 @@ class ChipSpec:
         gemm_efficiency: achieved / peak of large matrix products, before tile and wave losses of small ones.
         gemm_slowdown: seconds of a matrix product inside a training step / alone: clocks and power under steady load.
         attention_efficiency: causal-half FLOPs of long forward flash attention / bf16 (or fp16) matrix peak.
+        attention_head_dims: what other head dims reach / what 128 does; straight lines in between, flat beyond.
+        attention_ramp_keys: keys' worth of time that each row of scores pays besides its own.
+        attention_tail: share of the longest tile's seconds that shows, because the others are done before it.
+        attention_kernel_s: ramp-up and drain of one attention kernel on the device.
+        gemm_ramp_k: prologue and epilogue of an output tile, in steps of k, per format; 128 where none is given.
+        gemm_kernel_s: ramp-up and drain of a matrix product on the device; kernel_s: of any other kernel.
         hbm_efficiency: achieved / peak bandwidth of long streams.
         host_bytes_per_s: achieved bandwidth between the chip and its host, one way; both ways run side by side. 0:
             unknown, which refuses offload.
@@ -43,6 +52,7 @@ class ChipSpec:
             bandwidth of that memory.
         sources: where each field comes from, with its date.
         assumptions: the fields that are assumed rather than published or measured, and why.
+        measured: the fields that rest on measured operators of this very chip; formats as `gemm_efficiency.bf16`.
     """
 
     name: str
@@ -64,8 +74,16 @@ class ChipSpec:
     host_bytes_per_s: float = 0.0
     host_memory_bytes: float = 0.0
     host_memory_bytes_per_s: float = 0.0
+    kernel_s: float = KERNEL_S
+    gemm_kernel_s: float = KERNEL_S
+    gemm_ramp_k: Mapping[DType, float] = field(default_factory=dict, hash=False)
+    attention_head_dims: Mapping[int, float] = field(default_factory=dict, hash=False)
+    attention_ramp_keys: float = 0.0
+    attention_tail: float = 0.0
+    attention_kernel_s: float = KERNEL_S
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -78,6 +96,11 @@ class ChipSpec:
             high = 1.0 if name == "gemm_efficiency" else _MOST
             for dtype, value in getattr(self, name).items():
                 self._check(f"{name}[{dtype.value}]", value, low=0.0, strict=True, high=high)
+        for dtype, steps in self.gemm_ramp_k.items():
+            self._check(f"gemm_ramp_k[{dtype.value}]", steps, low=0.0, strict=False, high=_MOST)
+        for head_dim, share in self.attention_head_dims.items():
+            achieved = share * self.attention_efficiency
+            self._check(f"attention_head_dims[{head_dim}] of peak", achieved, low=0.0, strict=True, high=1.0)
         if self.context_bytes >= self.hbm_bytes:
             law = f"{self.name}: context_bytes must be below hbm_bytes ({self.hbm_bytes:g})"
             reject(law, f"{self.context_bytes:g}", "give both in bytes")
@@ -104,6 +127,19 @@ class ChipSpec:
         engines = sorted({d.value for d in (*self.matrix_flops_per_s, *self.vector_flops_per_s)})
         law = f"a precision must have an engine on the chip, and {self.name} has {', '.join(engines)}"
         reject(law, dtype.value, "choose a precision recipe that the chip has, or another chip")
+
+    def ramp_k(self, dtype: DType) -> float:
+        """Steps of k that an output tile pays besides its own."""
+        return self.gemm_ramp_k.get(dtype, GEMM_RAMP_K)
+
+    def attention_share(self, head_dim: float) -> float:
+        """Causal-half FLOPs of long forward attention over the half-precision peak, at one head dim."""
+        known = sorted({128: 1.0, **self.attention_head_dims}.items())
+        below = max((item for item in known if item[0] <= head_dim), default=known[0])
+        above = min((item for item in known if item[0] >= head_dim), default=known[-1])
+        span = above[0] - below[0]
+        share = below[1] + (above[1] - below[1]) * ((head_dim - below[0]) / span if span else 0.0)
+        return self.attention_efficiency * share
 
     def offers(self, dtype: DType) -> bool:
         """Whether the matrix engine multiplies `dtype`."""

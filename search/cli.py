@@ -312,5 +312,14 @@ def _add_facts(commands: _Commands) -> None:
     )
     catalog.add_argument("kind", choices=("chips", "clusters", "models", "spaces"), help="what to list")
     catalog.add_argument("name", nargs="?", metavar="NAME", help="one of them in full")
+    calibrate = commands.add(
+        "calibrate",
+        "calibrate",
+        "a chip's and a link's curves from tables of measured operators",
+        example="search calibrate gemm_h100.csv.gz attention_h100.csv.gz --name mine -o mine.yaml",
+    )
+    calibrate.add_argument("tables", nargs="+", metavar="TABLE", help="CSV, plain or gzipped: docs/hardware.md")
+    calibrate.add_argument("--chip", metavar="CHIP", help="whose tables these are, where they do not say")
+    calibrate.add_argument("--name", metavar="NAME", help="of the system that -o writes; also allows unknown devices")
     bench = commands.add("bench", "bench", "how fast all this is on this machine")
     bench.add_argument("--only", metavar="PATTERN", default="*", help="cases whose name matches, such as 'evaluate*'")

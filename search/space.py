@@ -206,7 +206,7 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
     return Space(
         name=_name(document, stem),
         model=model,
-        systems=_systems(document),
+        systems=_systems(document, folder),
         workload=_workload(document, model),
         axes=axes,
         objectives=_objectives(document),
@@ -238,7 +238,8 @@ def _model(document: Document, folder: Path) -> ModelSpec:
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
 
 
-def _systems(document: Document) -> tuple[SystemSpec, ...]:
+def _systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:
+    document = _with_files(document, folder)
     value = document.get(("system",))
     if value == []:
         raise document.error(("system",), "a list must not be empty", value, "at least one system")
@@ -247,6 +248,24 @@ def _systems(document: Document) -> tuple[SystemSpec, ...]:
     if len(systems) > MAX_SYSTEMS:
         raise document.error(("system",), f"a space must have at most {MAX_SYSTEMS} systems", len(systems))
     return tuple(s for i, s in enumerate(systems) if s not in systems[:i])
+
+
+def _with_files(document: Document, folder: Path) -> Document:
+    """The document with systems that are files replaced by what these hold: FILE.yaml, or {file: FILE.yaml, ...}."""
+    value = document.get(("system",))
+    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
+    for key in keys:
+        given = document.get(key)
+        changes = {k: v for k, v in given.items() if k != "file"} if isinstance(given, dict) else {}
+        name = given.get("file") if isinstance(given, dict) else given
+        if not isinstance(name, str) or not (isinstance(given, dict) or name.endswith((".yaml", ".yml"))):
+            continue
+        beside = folder / name
+        file = beside if os.path.exists(beside) else Path(name)
+        if not os.path.isfile(file):
+            raise document.error(key, "names a file that is not there", name, "a file that search calibrate -o wrote")
+        document = document.with_value(key, {**read_document(file).mapping(()), **changes}, document.place(key))
+    return document
 
 
 def _some_systems(document: Document, key: Key) -> list[SystemSpec]:

@@ -142,7 +142,8 @@ def _ring_tiers(system: SystemSpec, members: np.ndarray, wire: Collective) -> np
     out = np.zeros(members.shape)
     for t, tier in enumerate(system.tiers):
         k = members[..., t]
-        rate = tier.link.achieved_bytes_per_s(wire) * system.reach(t, k / inside, wire)
+        joined = np.maximum(k / inside, 2.0)  # a tier that joins nobody is left out below
+        rate = tier.link.achieved_bytes_per_s(wire, joined) * system.reach(t, k / inside, wire)
         out[..., t] = np.where(k > inside, 1.0 / (rate * inside), 0.0)
         inside = k
     return out
@@ -179,8 +180,8 @@ def _all_to_all_tiers(system: SystemSpec, members: np.ndarray, fanout: float, ma
             share = np.minimum(share, max_domains / fanout * (domains - 1) / domains)
         if max_domains and t == 0:
             share = np.maximum(share, (k - 1) / k)  # what arrived from other domains is forwarded inside
-        wire = Collective.ALL_TO_ALL
-        out[..., t] = share / (tier.link.achieved_bytes_per_s(wire) * system.reach(t, k / inside, wire))
+        wire, joined = Collective.ALL_TO_ALL, np.maximum(k / inside, 2.0)
+        out[..., t] = share / (tier.link.achieved_bytes_per_s(wire, joined) * system.reach(t, k / inside, wire))
         inside = k
     return out
 
