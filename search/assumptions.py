@@ -6,12 +6,12 @@ from a row's source, family or the name of its model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from search.measured import Row
 
-__all__ = ["Cells", "generation"]
+__all__ = ["ASSUMED_COLUMNS", "Cells", "generation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,11 @@ def _schedule(cells: Cells) -> str:
 
 
 def _vpp(cells: Cells) -> str:
-    return "" if cells.row.cells["schedule"] == "interleaved" else "1"
+    """As few chunks a rank as interleaving can have and layers allow; one where nothing is interleaved."""
+    if cells.row.cells["schedule"] != "interleaved":
+        return "1"
+    per_rank, left = divmod(cells.integer("layers"), cells.integer("pp"))
+    return str(next((v for v in range(2, per_rank + 1) if per_rank % v == 0 and not left), 2))
 
 
 def _dp(cells: Cells) -> str:
@@ -144,11 +148,51 @@ def _dp(cells: Cells) -> str:
     return str(cells.integer("n_gpus") // world)
 
 
+def _n_gpus(cells: Cells) -> str:
+    """What the degrees need, where the row says how many replicas there are."""
+    if not cells.row.has("dp"):
+        return ""
+    return str(cells.integer("tp") * cells.integer("cp") * cells.integer("pp") * cells.integer("dp"))
+
+
+def _global_batch(cells: Cells) -> str:
+    """As many micro-batches as there are stages to fill."""
+    return str(cells.integer("micro_batch") * cells.integer("dp") * cells.integer("pp"))
+
+
+def _heads(cells: Cells) -> str:
+    hidden = cells.integer("hidden")
+    widths = (cells.integer("head_dim"),) if cells.row.has("head_dim") else (128, 64, 96, 80)
+    return next((str(hidden // width) for width in widths if hidden % width == 0), "")
+
+
+def _ffn(cells: Cells) -> str:
+    """moe_ffn, else 4 h, of which a gated MLP with its three matrices takes two thirds, in whole multiples of 256."""
+    hidden = cells.integer("hidden")
+    wide = str(-(-8 * hidden // (3 * 256)) * 256) if cells.flag("gated_mlp") else str(4 * hidden)
+    return cells.row.cells["moe_ffn"] or wide
+
+
+_VOCABULARIES = {"gpt": "50257", "llama": "32000", "moe-mixtral": "32000", "moe-deepseek": "129280"}
+_TOP_K = {"moe-mixtral": "2", "moe-deepseek": "8"}
+
+
+def _by_arch(values: Mapping[str, str]) -> Callable[[Cells], str]:
+    return lambda cells: values.get(cells.text("arch"), "")
+
+
 _ASSUMPTIONS = (
-    _Assumption(column="ffn", fill=lambda c: c.row.cells["moe_ffn"], why="no dense layer needs another width"),
+    _Assumption(
+        column="ffn",
+        fill=_ffn,
+        why="the experts' width, else 4 hidden (Vaswani 2017), 8/3 in gated MLPs (LLaMA, arXiv:2302.13971)",
+    ),
+    _Assumption(column="heads", fill=_heads, why="heads 128 wide, or else 64, 96 or 80"),
     _Assumption(column="kv_heads", fill=lambda c: c.text("heads"), why="multi-head attention"),
     _Assumption(column="head_dim", fill=_head_dim, why="hidden / heads, or the query-key width of MLA"),
-    _Assumption(column="vocab", fill=lambda c: _is_gpt(c, "50257", ""), why="GPT-2's byte-pair vocabulary"),
+    _Assumption(
+        column="vocab", fill=_by_arch(_VOCABULARIES), why="of GPT-2, Llama 2, Mixtral or DeepSeek-V3, by architecture"
+    ),
     _Assumption(column="gated_mlp", fill=lambda c: _is_gpt(c, "0", "1"), why="as the architecture was published"),
     _Assumption(column="tied_embeddings", fill=lambda c: _is_gpt(c, "1", "0"), why="as the architecture was published"),
     _Assumption(
@@ -161,6 +205,11 @@ _ASSUMPTIONS = (
         fill=_flash_attention,
         why="as attention_kernel says, else the default of the framework's generation",
     ),
+    _Assumption(column="top_k", fill=_by_arch(_TOP_K), why="of Mixtral or DeepSeek-V3, by architecture"),
+    _Assumption(column="kv_lora_rank", fill=_constant("512"), why="as in DeepSeek-V2 and V3"),
+    _Assumption(column="qk_nope_dim", fill=_constant("128"), why="as in DeepSeek-V2 and V3"),
+    _Assumption(column="qk_rope_dim", fill=_constant("64"), why="as in DeepSeek-V2 and V3"),
+    _Assumption(column="v_head_dim", fill=_constant("128"), why="as in DeepSeek-V2 and V3"),
     _Assumption(column="moe_ffn", fill=lambda c: c.text("ffn"), why="experts as wide as the dense MLP"),
     _Assumption(column="shared_experts", fill=_constant("0"), why="no shared expert is published"),
     _Assumption(column="first_dense_layers", fill=_constant("0"), why="every layer has experts"),
@@ -172,19 +221,23 @@ _ASSUMPTIONS = (
         fill=lambda c: "4" if c.text("gpu") in {"gb200", "gb300"} else "8",
         why="the usual node of that chip",
     ),
+    _Assumption(column="n_gpus", fill=_n_gpus, why="tp * cp * pp * dp"),
+    _Assumption(column="tp", fill=_constant("1"), why="off unless published"),
+    _Assumption(column="pp", fill=_constant("1"), why="off unless published"),
     _Assumption(
         column="sp",
         fill=lambda c: "1" if c.row.cells["tp_comm_overlap"] == "1" else "0",
         why="overlap of tensor-parallel traffic needs it; off otherwise",
     ),
     _Assumption(column="cp", fill=_constant("1"), why="off unless published"),
-    _Assumption(column="vpp", fill=_vpp, why="one chunk a rank unless interleaved"),
+    _Assumption(column="vpp", fill=_vpp, why="one chunk a rank, interleaved the fewest that layers allow"),
     _Assumption(column="ep", fill=_constant("1"), why="off unless published"),
     _Assumption(column="etp", fill=_constant("1"), why="experts are not split unless published"),
     _Assumption(column="dp", fill=_dp, why="n_gpus / (tp * cp * pp)"),
     _Assumption(column="zero_stage", fill=_constant("0"), why="plain data parallelism unless published"),
     _Assumption(column="schedule", fill=_schedule, why="Megatron's schedule for that pp and vpp"),
     _Assumption(column="micro_batch", fill=_constant("1"), why="the usual micro-batch of large models"),
+    _Assumption(column="global_batch", fill=_global_batch, why="a micro-batch for each pipeline rank"),
     _Assumption(column="recompute", fill=_constant("none"), why="off unless published"),
     _Assumption(
         column="precision",
@@ -205,3 +258,5 @@ _ASSUMPTIONS = (
     _Assumption(column="ep_overlap", fill=_constant("0"), why="off unless published"),
 )
 _BY_COLUMN = {assumption.column: assumption for assumption in _ASSUMPTIONS}
+ASSUMED_COLUMNS = {assumption.column: assumption.why for assumption in _ASSUMPTIONS}
+"""Columns that may be empty, and what is assumed then."""

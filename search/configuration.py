@@ -7,8 +7,10 @@ what a peer predicted. Refuses, with a reason, what the product cannot model.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from estimator.layers import LayerSpec, Mlp
 from estimator.layout import even_layers
 from estimator.model import MLASpec, ModelSpec, MoESpec, Norm
 from estimator.precision import RECIPES
@@ -23,7 +25,7 @@ from search.measured import Row
 __all__ = ["Configuration", "configuration"]
 
 _ARCHES = frozenset({"gpt", "llama", "moe-mixtral", "moe-deepseek"})
-_ATTENTIONS = frozenset({"mha", "gqa", "mla"})
+_ATTENTIONS = frozenset({"mha", "gqa", "mla", "window"})
 _MEGATRON_VOCAB_MULTIPLE = 128  # --make-vocab-size-divisible-by, times tp
 _NOT_CHOICES = (
     # (column, values without effect, why the rest is ignored)
@@ -69,6 +71,8 @@ def _model(cells: Cells) -> ModelSpec:
     is_gpt = arch == "gpt"
     cells.note("norm and biases", "LayerNorm with biases" if is_gpt else "RMSNorm without biases")
     vocab_multiple = 1 if cells.row.has("vocab") else _MEGATRON_VOCAB_MULTIPLE
+    moe = _moe(cells) if arch.startswith("moe-") else None
+    layers = _windowed(cells, moe) if attention == "window" else None
     return ModelSpec(
         name=arch,
         num_layers=cells.integer("layers"),
@@ -85,9 +89,26 @@ def _model(cells: Cells) -> ModelSpec:
         attention_output_bias=is_gpt,
         mlp_bias=is_gpt,
         mla=_mla(cells) if attention == "mla" else None,
-        moe=_moe(cells) if arch.startswith("moe-") else None,
+        layers=layers,
+        moe=replace(moe, num_dense_layers=0) if moe and layers else moe,
         num_mtp_layers=_num_mtp_layers(cells, arch),
         vocab_multiple=vocab_multiple,
+    )
+
+
+def _windowed(cells: Cells, moe: MoESpec | None) -> tuple[LayerSpec, ...]:
+    """The layers of a model of which some see a window; the table has no columns for its width and pattern."""
+    width, every = (128, 2) if moe else (4096, 1)
+    cells.note(
+        f"window={width}, one layer of {every} has it",
+        "as GPT-OSS (arXiv:2508.10925)" if moe else "as Mistral 7B (arXiv:2310.06825)",
+    )
+    return tuple(
+        LayerSpec(
+            window=0 if i % every else width,
+            mlp=Mlp.DENSE if moe is None or i < moe.num_dense_layers else Mlp.MOE,
+        )
+        for i in range(cells.integer("layers"))
     )
 
 
@@ -127,7 +148,7 @@ def _moe(cells: Cells) -> MoESpec:
 
 def _system(cells: Cells) -> SystemSpec:
     try:
-        system, assumed = system_of(
+        system, assumed = _system_of(
             gpu=cells.text("gpu"),
             gpus_per_node=cells.integer("gpus_per_node"),
             n_gpus=cells.integer("n_gpus"),
@@ -139,6 +160,9 @@ def _system(cells: Cells) -> SystemSpec:
     for line in assumed:
         cells.note("system", line)
     return system
+
+
+_system_of = lru_cache(maxsize=1024)(system_of)  # a table has few
 
 
 def _strategy(cells: Cells, model: ModelSpec) -> Strategy:
@@ -267,7 +291,9 @@ def _precision(cells: Cells) -> str:
 
 def _optimizer(cells: Cells) -> Optimizer:
     name = cells.text("optimizer")
-    name = "adam" if name == "adamw" else name  # Weight decay adds no state and no traffic.
+    if name == "lamb":
+        cells.note("optimizer=adam", "LAMB has Adam's states; its norm of every layer is left out")
+    name = "adam" if name in {"adamw", "lamb"} else name  # Weight decay adds no state and no traffic.
     if name not in {optimizer.value for optimizer in Optimizer}:
         raise ValueError(f"optimizer {name} is not modelled; modelled are {', '.join(o.value for o in Optimizer)}")
     return Optimizer(name)

@@ -33,7 +33,9 @@ GROUP_COLUMNS = (*MODEL_COLUMNS, *SYSTEM_COLUMNS, "seq", "global_batch", "precis
 """What layouts that compete with each other share: the task, the machine, the numerics and the software."""
 
 _MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_gpu", "peak_mem_gib", "mem_kind")
-_REQUIRED_COLUMNS = ("case_id", "family", "complete", *GROUP_COLUMNS, *STRATEGY_COLUMNS, *_MEASURED_COLUMNS)
+_KNOWN_COLUMNS = ("case_id", "family", "complete", *GROUP_COLUMNS, *STRATEGY_COLUMNS, *_MEASURED_COLUMNS)
+_REQUIRED_COLUMNS = ("case_id", "family", "complete", "arch", "layers", "hidden", "seq", "gpu")
+"""For which nothing is ever assumed. Of the other columns, one that is absent counts as empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,9 @@ def _check_header(path: Path, header: list[str]) -> None:
     missing = [name for name in _REQUIRED_COLUMNS if name not in header]
     if missing:
         raise ValueError(f"{path}: a table of measured steps must have the columns {', '.join(missing)}; add them")
+    if not {"step_time_s", "tokens_per_s_per_gpu", "peak_mem_gib"} & set(header):
+        law = "a table of measured steps must have a measured column"
+        raise ValueError(f"{path}: {law}; add step_time_s, tokens_per_s_per_gpu or peak_mem_gib")
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise ValueError(f"{path}: every column must be there once, but {', '.join(twice)} come again")
@@ -106,7 +111,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _row(path: Path, line_number: int, header: list[str], line: list[str]) -> Row:
     place = f"{path.name} line {line_number}"
     padded = [*line, *[""] * (len(header) - len(line))]
-    cells = {name: cell.strip() for name, cell in zip(header, padded, strict=False)}
+    cells = dict.fromkeys(_KNOWN_COLUMNS, "") | {name: cell.strip() for name, cell in zip(header, padded, strict=False)}
     defect = ""
     if len(line) != len(header):
         defect = f"{place}: a row must have {len(header)} cells, but this one has {len(line)}"

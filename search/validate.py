@@ -19,13 +19,16 @@ import numpy as np
 
 from estimator.band import evaluate_band
 from estimator.model import ModelSpec
+from estimator.precision import recipe
 from estimator.result import StepResult
 from estimator.strategy import Strategy
+from estimator.tables import model_flops_per_token
 from estimator.workload import Workload
 from hardware.system import SystemSpec
+from hardware.units import GIB
 from search.configuration import Configuration, configuration
 from search.cores import Cores, remembered
-from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Row, measured_of
+from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Measured, Row, measured_of
 from search.parameters import PARAMETERS
 from search.ranking import kendall_tau_b, regret
 from search.refit import refit
@@ -70,6 +73,8 @@ _COUNTERS = {
     "": "peak_memory_bytes",
 }
 _NUM_WORST = 10
+LEAST_MFU = 1e-3  # milliseconds taken for seconds come out below; published steps are above a percent
+ROUNDED_MEMORY = 1.1  # figures in GB under a column of GiB, and boxes that say more than the driver gives
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,6 +173,7 @@ def _case(row: Row) -> _Case:
         measured = measured_of(row, tokens=config.workload.tokens, num_gpus=config.system.num_chips)
         case.measured_s, case.measured_bytes = measured.step_time_s, measured.peak_memory_bytes
         _check_score(row, case)
+        _check_units(row, config, measured)
     except ValueError as error:
         case.skipped = " ".join(str(error).split())
     return case
@@ -221,6 +227,25 @@ def _check_score(row: Row, case: _Case) -> None:
         raise row.bad("complete", f"must be 0 or 1, but got {row.cells['complete']!r}")
     if row.cells["complete"] == "1" and case.measured_s is None and case.measured_bytes is None:
         raise ValueError("complete is 1, but neither a step time nor a memory was measured")
+
+
+def _check_units(row: Row, config: Configuration, measured: Measured) -> None:
+    """Figures that no chip can show are in another unit than their column's."""
+    model, system, work = config.model, config.system, config.workload
+    if measured.step_time_s is not None:
+        peak = system.peak(recipe(config.strategy.precision).gemm)
+        least = model_flops_per_token(model, work.seq) * work.tokens / (system.num_chips * peak)
+        column = "step_time_s" if row.has("step_time_s") else "tokens_per_s_per_gpu"
+        if measured.step_time_s < least:
+            law = f"must not mean a step below the {least:.3g} s that the model's FLOPs take at peak"
+            raise row.bad(column, f"{law}, but got {row.cells[column]}; give seconds, or tokens per second and chip")
+        if measured.step_time_s * LEAST_MFU > least:
+            law = f"must not mean a step above {least / LEAST_MFU:.3g} s, {LEAST_MFU:.1%} of peak"
+            raise row.bad(column, f"{law}, but got {row.cells[column]}; give seconds, or tokens per second and chip")
+    room = system.chip.hbm_bytes
+    if measured.peak_memory_bytes is not None and measured.peak_memory_bytes > ROUNDED_MEMORY * room:
+        law = f"must be at most the {room / GIB:.4g} GiB of a {system.chip.name}"
+        raise row.bad("peak_mem_gib", f"{law}, but got {row.cells['peak_mem_gib']}; give GiB")
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:

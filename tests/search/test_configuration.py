@@ -130,6 +130,13 @@ def test_moe_and_mla_columns_become_their_specs() -> None:
     assert (model.head_dim, model.num_mtp_layers) == (192, 1)
 
 
+def test_windows_lie_in_every_other_layer_of_a_mixture_and_in_all_of_a_dense_model() -> None:
+    mixture = _of(**MOE | {"attention": "window", "first_dense_layers": "1"}).model
+    assert [layer.name for layer in mixture.layer_specs[:4]] == ["window128+dense", "moe", "window128+moe", "moe"]
+    assert len(mixture.layer_specs) == 32
+    assert {layer.name for layer in _of(attention="window").model.layer_specs} == {"window4096+dense"}
+
+
 def test_dropped_tokens_mean_a_capacity_of_one() -> None:
     moe = _of(**MOE | {"moe_routing": "token-drop"}).model.moe
     assert moe is not None
@@ -166,6 +173,20 @@ def test_a_node_of_gb200_has_four_chips_and_others_eight() -> None:
         ({"cp": "2", "dp": "4"}, "context_parallel=ring"),
         ({"cuda_graph": "local"}, "cuda_graph=local ignored"),
         ({"grad_accum_dtype": "bf16"}, "grad_accum_dtype=bf16 ignored"),
+        ({"heads": "", "kv_heads": "", "head_dim": ""}, "heads=32"),
+        ({"ffn": ""}, "ffn=11008"),
+        ({"ffn": "", "arch": "gpt", "gated_mlp": ""}, "ffn=16384"),
+        ({"vocab": ""}, "vocab=32000"),
+        (MOE | {"top_k": ""}, "top_k=2"),
+        ({"schedule": "interleaved", "vpp": ""}, "vpp=2"),
+        ({"layers": "30", "schedule": "interleaved", "vpp": ""}, "vpp=3"),
+        ({"tp": "", "dp": "32"}, "tp=1"),
+        ({"pp": "", "dp": "16"}, "pp=1"),
+        ({"n_gpus": ""}, "n_gpus=64"),
+        ({"global_batch": ""}, "global_batch=16"),
+        ({"optimizer": "lamb"}, "optimizer=adam"),
+        ({"attention": "window"}, "window=4096, one layer of 1"),
+        (MOE | {"attention": "window"}, "window=128, one layer of 2"),
     ],
 )
 def test_what_a_row_does_not_say_is_listed(changes: dict[str, str], listed: str) -> None:
@@ -188,11 +209,11 @@ def test_a_full_row_assumes_only_what_has_no_column() -> None:
     [
         ({"precision": "int4"}, "precision int4 is not modelled"),
         ({"schedule": "chimera"}, "schedule chimera is not modelled"),
-        ({"attention": "window"}, "attention window is not modelled"),
+        ({"attention": "linear"}, "attention linear is not modelled"),
         ({"arch": "other"}, "arch other is not modelled"),
-        ({"optimizer": "lamb"}, "optimizer lamb is not modelled"),
+        ({"optimizer": "adagrad"}, "optimizer adagrad is not modelled"),
         ({"seq": ""}, "column seq is empty, and nothing is assumed"),
-        ({"schedule": "interleaved", "vpp": ""}, "column vpp is empty"),
+        ({"hidden": "4100", "heads": ""}, "column heads is empty, and nothing is assumed"),
         ({"tp": "x"}, "t.csv line 2, column tp: must be a whole number"),
         ({"tp": "2.5"}, "t.csv line 2, column tp: must be a whole number"),
         ({"tp": "nan"}, "t.csv line 2, column tp: "),

@@ -122,6 +122,10 @@ def test_an_incomplete_row_is_reported_but_not_scored(tmp_path: Path) -> None:
         ({"peak_mem_gib": "-2"}, "t.csv line 3, column peak_mem_gib"),
         ({"mem_kind": "felt"}, "t.csv line 3, column mem_kind"),
         ({"complete": "maybe"}, "t.csv line 3, column complete"),
+        ({"step_time_s": "0.02"}, "t.csv line 3, column step_time_s: must not mean a step below"),
+        ({"step_time_s": "2000"}, "t.csv line 3, column step_time_s: must not mean a step above"),
+        ({"step_time_s": "", "tokens_per_s_per_gpu": "524288"}, "t.csv line 3, column tokens_per_s_per_gpu: must not"),
+        ({"peak_mem_gib": "53687091200"}, "t.csv line 3, column peak_mem_gib: must be at most the 79.65 GiB"),
         ({"step_time_s": ""}, "complete is 1, but neither a step time nor a memory"),
         ({"precision": "mxfp8x"}, "precision mxfp8x is not modelled"),
     ],
@@ -189,6 +193,32 @@ def test_columns_that_only_tell_where_a_row_comes_from_may_be_absent(tmp_path: P
     kept = [name for name in HEADER if name not in {"notes", "source", "peer", "mfu", "params_b", "model"}]
     path.write_text(",".join(kept) + "\n" + ",".join(cells()[name] for name in kept) + "\n")
     assert validate(read_rows(path), fingerprint)["scored"] == 1
+
+
+def test_an_absent_column_counts_as_empty_and_what_is_assumed_for_it_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    kept = [name for name in HEADER if name not in {"zero_stage", "mtp_layers", "tokens_per_s_per_gpu", "mem_kind"}]
+    path.write_text(",".join(kept) + "\n" + ",".join(cells()[name] for name in kept) + "\n")
+    report = validate(read_rows(path), fingerprint)
+    assert report["scored"] == 1
+    assert any(line.startswith("zero_stage=0") for line in report["cases"][0]["assumed"])
+
+
+def test_a_table_without_measured_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("case_id,family,complete,arch,layers,hidden,seq,gpu\n")
+    with pytest.raises(ValueError, match="add step_time_s, tokens_per_s_per_gpu or peak_mem_gib"):
+        read_rows(path)
+
+
+def test_every_complete_row_of_the_shared_table_gets_its_predictions(measured: tuple[Row, ...]) -> None:
+    complete = {row.cells["case_id"] for row in measured if row.cells["complete"] == "1"}
+    cases = [case for case in validate(measured, fingerprint)["cases"] if case["case_id"] in complete]
+    assert len(cases) == 478
+    assert all(case["predicted_step_time_s"] for case in cases)
+    with_memory = [case for case in cases if case["measured_peak_memory_bytes"]]
+    assert len(with_memory) == 71
+    assert all(case["predicted_peak_memory_bytes"] for case in with_memory)
 
 
 def test_a_byte_order_mark_and_spaces_are_no_part_of_a_cell(tmp_path: Path) -> None:
