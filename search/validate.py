@@ -1,16 +1,14 @@
 """Predicted against measured: rows → configurations → predictions → errors, the report of `search validate`.
 
-Errors are fractions: predicted / measured - 1. Of them, `bias` is the mean, `mape` the mean size, `median_ape` and
-`p90_ape` the 50th and 90th percentile of the size, interpolated linearly. Ranking looks at groups of rows that differ
-only in how they are laid out (search/measured.py names the columns). Every row is accounted for: scored, skipped with a
-reason, or reported without a score because its `complete` is 0.
+Ranking looks at groups of rows that differ only in how they are laid out (search/measured.py names the columns). Every
+row is accounted for: scored, skipped with a reason, or reported without a score because its `complete` is 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -30,10 +28,11 @@ from search.configuration import Configuration, configuration
 from search.cores import Cores, remembered
 from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Measured, Row, measured_of
 from search.parameters import PARAMETERS
-from search.ranking import kendall_tau_b, regret
 from search.refit import refit
+from search.scores import Layout, ranking, repeat_noise, spread
+from search.time_parts import seconds_by_part
 
-__all__ = ["Folds", "table", "validate"]
+__all__ = ["Folds", "validate"]
 
 
 class Prediction(Protocol):
@@ -72,7 +71,7 @@ _COUNTERS = {
     "unknown": "peak_memory_bytes",
     "": "peak_memory_bytes",
 }
-_NUM_WORST = 10
+NUM_WORST = 10
 LEAST_MFU = 1e-3  # milliseconds taken for seconds come out below; published steps are above a percent
 ROUNDED_MEMORY = 1.1  # figures in GB under a column of GiB, and boxes that say more than the driver gives
 
@@ -91,6 +90,16 @@ class _Case:
     measured_bytes: float | None = None
     assumed: tuple[str, ...] = ()
     skipped: str | None = None
+
+    @property
+    def family(self) -> str:
+        """Where it comes from."""
+        return self.row.cells["family"]
+
+    @property
+    def name(self) -> str:
+        """Its id, or else its place in the file."""
+        return self.row.cells["case_id"] or self.row.place
 
     @property
     def complete(self) -> bool:
@@ -127,41 +136,19 @@ def validate(
         _predict(case, predict)
     families: dict[str, list[_Case]] = defaultdict(list)
     for case in cases:
-        families[case.row.cells["family"]].append(case)
+        families[case.family].append(case)
+    noise = {name: _noise(members) for name, members in families.items()}
     return {
         "rows": len(cases),
         "scored": sum(case.scored for case in cases),
         "skipped": dict(Counter(case.skipped for case in cases if case.skipped).most_common()),
-        "families": {name: _summary(members) for name, members in families.items()},
-        "overall": _summary(cases),
+        "families": {name: _summary(members, noise) for name, members in families.items()},
+        "overall": _summary(cases, noise),
         "cases": [_as_dict(case) for case in cases],
+        "repeat_noise": noise,
+        "price_sources": _price_sources(cases),
+        "worst": _worst(cases),
     }
-
-
-def table(report: dict[str, Any], *, num_worst: int = _NUM_WORST) -> str:
-    """The report as text: families, then the worst rows, then what was skipped."""
-    names = max([20, *(len(name) + 1 for name in report["families"])])
-    lines = [
-        f"{'family':<{names}}{'n':>5}{'mape':>8}{'median':>8}{'p90':>8}{'bias':>8}{'mem mape':>10}"
-        f"{'groups':>8}{'tau':>7}{'regret':>8}"
-    ]
-    lines += [_summary_line(f"{name:<{names}}", family) for name, family in sorted(report["families"].items())]
-    lines.append(_summary_line(f"{'all':<{names}}", report["overall"]))
-    wrong = [case for case in report["cases"] if case["error"] is not None]
-    wrong.sort(key=lambda case: -abs(case["error"]))
-    if wrong[:num_worst]:
-        width = max(len(case["case_id"]) for case in wrong[:num_worst])
-        lines += ["", f"{'worst rows':<{width}}{'predicted s':>13}{'measured s':>12}{'error':>9}"]
-        lines += [
-            f"{case['case_id']:<{width}}{case['predicted_step_time_s']:>13.4g}{case['measured_step_time_s']:>12.4g}"
-            f"{case['error']:>+9.1%}"
-            for case in wrong[:num_worst]
-        ]
-    num_skipped = sum(report["skipped"].values())
-    unscored = report["rows"] - report["scored"] - num_skipped
-    lines += ["", f"{report['rows']} rows: {report['scored']} scored, {unscored} incomplete, {num_skipped} skipped"]
-    lines += [f"{count:>6} skipped: {reason}" for reason, count in report["skipped"].items()]
-    return "\n".join(lines)
 
 
 def _case(row: Row) -> _Case:
@@ -185,7 +172,7 @@ def _leave_out(cases: Sequence[_Case], folds: Folds, tell: Tell) -> None:
     configs = [config for _, config in priced]
     measured = [case.measured_s if case.complete and case.measured_s else math.nan for case, _ in priced]
     kin = [_kin(config) for config in configs]
-    labels = kin if folds is Folds.GROUP else [case.row.cells["family"] for case, _ in priced]
+    labels = kin if folds is Folds.GROUP else [case.family for case, _ in priced]
     with Cores() as cores:
         found = refit(configs, measured, labels, kin, PARAMETERS, cores.step_seconds, tell)
     tell(f"predicting each of {found.num_folds} folds from the others")
@@ -252,57 +239,71 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
-def _summary(cases: Sequence[_Case]) -> dict[str, Any]:
+def _summary(cases: Sequence[_Case], noise: Mapping[str, float]) -> dict[str, Any]:
     """Scores of one family, or of all rows."""
     return {
         "n": sum(case.scored for case in cases),
-        "step_time": _spread([case.error for case in cases if case.error is not None]),
-        "memory": _spread([case.memory_error for case in cases if case.memory_error is not None]),
-        "ranking": _ranking(cases),
+        "step_time": spread([case.error for case in cases if case.error is not None]),
+        "memory": spread([case.memory_error for case in cases if case.memory_error is not None]),
+        "ranking": ranking(
+            Layout(
+                task=(case.family, *(case.row.cells[name] for name in GROUP_COLUMNS)),
+                layout=tuple(case.row.cells[name] for name in STRATEGY_COLUMNS),
+                predicted_s=case.predicted_s,
+                measured_s=case.measured_s,
+                noise=noise[case.family],
+            )
+            for case in cases
+            if case.complete and case.predicted_s is not None and case.measured_s is not None
+        ),
     }
 
 
-def _spread(errors: Sequence[float]) -> dict[str, float | None]:
-    if not errors:
-        return dict.fromkeys(("mape", "median_ape", "p90_ape", "bias"))
-    sizes = np.abs(errors)
-    return {
-        "mape": float(sizes.mean()),
-        "median_ape": float(np.median(sizes)),
-        "p90_ape": float(np.percentile(sizes, 90)),
-        "bias": float(np.mean(errors)),
-    }
-
-
-def _ranking(cases: Sequence[_Case]) -> dict[str, float | int | None]:
-    """Means over the groups that have layouts to rank. Repeats of a layout count once, with their median."""
-    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[tuple[float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
+def _noise(cases: Sequence[_Case]) -> float:
+    """Of repeats in one family's own rows."""
+    columns = (*GROUP_COLUMNS, *STRATEGY_COLUMNS)
+    return repeat_noise(
+        (tuple(case.row.cells[name] for name in columns), case.measured_s)
+        for case in cases
+        if case.complete and case.measured_s is not None
     )
-    for case in cases:
-        if case.complete and case.predicted_s is not None and case.measured_s is not None:
-            cells = case.row.cells
-            group = (cells["family"], *(cells[name] for name in GROUP_COLUMNS))
-            layout = tuple(cells[name] for name in STRATEGY_COLUMNS)
-            groups[group][layout].append((case.predicted_s, case.measured_s))
-    taus, regrets = [], []
-    for layouts in groups.values():
-        predicted, measured = np.array([np.median(pairs, axis=0) for pairs in layouts.values()]).T
-        tau = kendall_tau_b(predicted, measured)
-        if tau is not None:
-            taus.append(tau)
-            regrets.append(regret(predicted, measured))
-    return {
-        "groups": len(taus),
-        "tau": float(np.mean(taus)) if taus else None,
-        "regret": float(np.mean(regrets)) if regrets else None,
-    }
+
+
+def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
+    """The rows that are furthest off, with the parts of their predicted seconds, largest first."""
+    wrong = sorted((case for case in cases if case.error is not None), key=lambda case: -abs(case.error or 0.0))
+    return [
+        {
+            "case_id": case.name,
+            "error": case.error,
+            "predicted_step_time_s": case.predicted_s,
+            "measured_step_time_s": case.measured_s,
+            "seconds": _parts(case),
+        }
+        for case in wrong[:NUM_WORST]
+    ]
+
+
+def _parts(case: _Case) -> dict[str, float]:
+    if case.config is None or not isinstance(case.result, StepResult):
+        return {}
+    parts = seconds_by_part(case.config, case.result)
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def _price_sources(cases: Sequence[_Case]) -> dict[str, float | None]:
+    """Share of the seconds of kernels by what they rest on, the mean over scored rows."""
+    names = ("measured", "tile", "roofline")
+    results = [case.result for case in cases if case.error is not None and isinstance(case.result, StepResult)]
+    if not results:
+        return dict.fromkeys(names)
+    return {name: float(np.mean([r.columns[f"price_share_{name}"] for r in results])) for name in names}
 
 
 def _as_dict(case: _Case) -> dict[str, Any]:
     return {
-        "case_id": case.row.cells["case_id"] or case.row.place,
-        "family": case.row.cells["family"],
+        "case_id": case.name,
+        "family": case.family,
         "predicted_step_time_s": case.predicted_s,
         "p10_s": case.band_s and case.band_s[0],
         "p90_s": case.band_s and case.band_s[1],
@@ -314,17 +315,3 @@ def _as_dict(case: _Case) -> dict[str, Any]:
         "assumed": list(case.assumed),
         "skipped": case.skipped,
     }
-
-
-def _summary_line(name: str, summary: dict[str, Any]) -> str:
-    step, memory, ranking = summary["step_time"], summary["memory"], summary["ranking"]
-
-    def percent(value: float | None, width: int, sign: str = "") -> str:
-        return f"{'-' if value is None else format(value, f'{sign}.1%'):>{width}}"
-
-    tau = "-" if ranking["tau"] is None else f"{ranking['tau']:.2f}"
-    return (
-        f"{name}{summary['n']:>5}{percent(step['mape'], 8)}{percent(step['median_ape'], 8)}"
-        f"{percent(step['p90_ape'], 8)}{percent(step['bias'], 8, '+')}{percent(memory['mape'], 10)}"
-        f"{ranking['groups']:>8}{tau:>7}{percent(ranking['regret'], 8)}"
-    )

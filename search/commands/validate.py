@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 import spaces
-from search.commands.answer import answer, tell
-from search.measured import read_rows
-from search.validate import Folds, table, validate
+from results.files import as_user_error
+from results.report.validation import validation_table
+from results.report.validation_page import Told, validation_page
+from search.commands.answer import answer, check_writable, tell
+from search.measured import Row, read_rows
+from search.validate import Folds, validate
 
 __all__ = ["run"]
 
@@ -18,9 +21,34 @@ ANCHORS = Path("tests", "anchors")
 def run(args: argparse.Namespace) -> int:
     """Scores the rows of the tables together."""
     files = [Path(name) for name in args.tables] or _anchors()
-    report = validate([row for file in files for row in read_rows(file)], folds=Folds(args.cross_validate), tell=tell)
-    answer(args, text=table(report) + "\n", data=report)
+    if args.html is not None:
+        _check_new(Path(args.html))
+        check_writable(args, args.html)
+    rows = [row for file in files for row in read_rows(file)]
+    report = validate(rows, folds=Folds(args.cross_validate), tell=tell)
+    answer(args, text=validation_table(report), data=report)
+    if args.html is not None:
+        page = validation_page(report, [_told(row) for row in rows], f"{', '.join(f.name for f in files)}, predicted")
+        with as_user_error(Path(args.html), "write"):
+            Path(args.html).write_text(page, encoding="utf-8")
     return 0
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{path}: a page must not replace a file that exists; give another name, or remove it")
+
+
+def _told(row: Row) -> Told:
+    """What errors may follow. Cells that are no numbers belong to rows that are not scored."""
+
+    def number(column: str) -> float | None:
+        try:
+            return float(row.cells[column])
+        except ValueError:
+            return None
+
+    return Told(num_gpus=number("n_gpus"), seq=number("seq"), precision=row.cells["precision"])
 
 
 def _anchors() -> list[Path]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from hardware.units import GIB
+from results.report.validation import validation_table
 from search.measured import Row, read_rows
 from search.ranking import kendall_tau_b, regret
-from search.validate import table, validate
+from search.validate import validate
 from tests.search.measured_rows import HEADER, Told, cells, fingerprint, write
 
 FREE = (
@@ -231,12 +234,13 @@ def test_an_empty_table_gives_an_empty_report(tmp_path: Path) -> None:
     report = validate(_rows(tmp_path), fingerprint)
     assert (report["rows"], report["scored"], report["families"]) == (0, 0, {})
     assert report["overall"]["step_time"]["mape"] is None
-    assert "0 rows" in table(report)
+    assert "0 rows" in validation_table(report)
 
 
 def test_the_report_has_the_documented_keys_and_plain_values(tmp_path: Path) -> None:
     report = validate(_rows(tmp_path, cells(), cells(seq="")), fingerprint)
-    assert list(report) == ["rows", "scored", "skipped", "families", "overall", "cases"]
+    documented = ["rows", "scored", "skipped", "families", "overall", "cases"]
+    assert list(report) == [*documented, "repeat_noise", "price_sources", "worst"]
     for summary in (report["overall"], report["families"]["made-up"]):
         assert list(summary) == ["n", "step_time", "memory", "ranking"]
         assert list(summary["step_time"]) == list(summary["memory"]) == ["mape", "median_ape", "p90_ape", "bias"]
@@ -271,6 +275,22 @@ def test_rows_of_other_tasks_machines_or_families_are_not_ranked_against_each_ot
         assert _ranking(tmp_path, [1, 2], *rows) == {"groups": 0, "tau": None, "regret": None}
 
 
+def test_differences_within_the_noise_of_repeats_count_as_none(tmp_path: Path) -> None:
+    repeats = [cells(seq=str(seq), step_time_s=s) for seq in (1024, 2048, 4096) for s in ("2", "2.2")]
+    rows = [*repeats, cells(micro_batch="1", step_time_s="2"), cells(micro_batch="2", step_time_s="2.15")]
+    report = validate(_rows(tmp_path, *rows), _says(*[1] * 6, 2, 1))
+    assert report["repeat_noise"] == {"made-up": pytest.approx(0.1)}
+    assert report["overall"]["ranking"]["groups"] == 0
+    rows[-1] = cells(micro_batch="2", step_time_s="2.3")
+    ranking = validate(_rows(tmp_path, *rows), _says(*[1] * 6, 2, 1))["overall"]["ranking"]
+    assert ranking == {"groups": 1, "tau": -1.0, "regret": pytest.approx(0.15)}
+
+
+def test_to_take_a_layout_that_measures_alike_costs_nothing(tmp_path: Path) -> None:
+    rows = [cells(micro_batch=m, step_time_s=s) for m, s in (("1", "2"), ("2", "2.01"), ("4", "3"))]
+    assert _ranking(tmp_path, [2, 1, 3], *rows) == {"groups": 1, "tau": pytest.approx(2 / 6**0.5), "regret": 0.0}
+
+
 def test_repeats_of_a_layout_count_once_with_their_median(tmp_path: Path) -> None:
     rows = [cells(step_time_s=s) for s in ("1", "2", "9")] + [cells(micro_batch="2", step_time_s="4")]
     ranking = _ranking(tmp_path, [6, 6, 6, 5], *rows)
@@ -302,6 +322,40 @@ def test_tau_does_not_depend_on_the_order_of_the_rows() -> None:
     assert regret(told[order], truth[order]) == regret(told, truth)
 
 
+def test_the_worst_rows_tell_where_their_time_goes(tmp_path: Path) -> None:
+    report = validate(_rows(tmp_path, cells(), cells(case_id="b", seq="65536", global_batch="16")))
+    assert [row["case_id"] for row in report["worst"]] == [
+        case["case_id"] for case in sorted(report["cases"], key=lambda case: -abs(case["error"]))
+    ]
+    for row in report["worst"]:
+        parts = row["seconds"]
+        assert sum(parts.values()) == pytest.approx(row["predicted_step_time_s"], rel=1e-12)
+        assert list(parts.values()) == sorted(parts.values(), reverse=True)
+    by_name = {row["case_id"]: row["seconds"] for row in report["worst"]}
+    shares = {name: s["attention"] / s["matrix products"] for name, s in by_name.items()}
+    assert shares["b"] == pytest.approx(8 * shares["a"], rel=0.1)  # eight times the sequence
+    assert "matrix products" in validation_table(report)
+    assert "seconds of kernels rest on:" in validation_table(report)
+
+
+def test_the_page_needs_nothing_else_and_shows_every_scored_row(search: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [cells(), cells(case_id="<b>", seq="4096", n_gpus="", precision=""), cells(case_id="c", seq="x")]
+    path = write(tmp_path / "t.csv", *rows)
+    page = tmp_path / "page.html"
+    assert search("validate", path, "--html", page).code == 0
+    text = page.read_text()
+    ElementTree.fromstring(text.partition("\n")[2].replace('<meta charset="utf-8">', ""))
+    assert text.count("<circle") == 4 * 2 - 1  # one row says nothing of its chips
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert not re.search(r"<script|<link|<img|src=|@import|url\(", text)
+    assert set(re.findall(r"https?://[^\s\"<]+", text)) == {"http://www.w3.org/2000/svg"}
+    again = search("validate", path, "--html", page)
+    assert again.code == 2
+    assert "must not replace" in again.err
+    assert page.read_text() == text
+
+
 def test_the_table_names_families_worst_rows_and_every_reason(tmp_path: Path) -> None:
     rows = _rows(
         tmp_path,
@@ -310,9 +364,10 @@ def test_the_table_names_families_worst_rows_and_every_reason(tmp_path: Path) ->
         cells(case_id="unscored", complete="0"),
         cells(case_id="skipped", precision="nvfp5"),
     )
-    text = table(validate(rows, _says(1.1, 3, 1)), num_worst=1)
+    text = validation_table(validate(rows, _says(1.1, 3, 1)))
     assert "made-up" in text
     assert "+200.0%" in text
-    assert "fine" not in text
+    assert text.index("worst ") < text.index("fine ")
     assert "4 rows: 2 scored, 1 incomplete, 1 skipped" in text
-    assert "1 skipped: precision nvfp5 is not modelled" in text
+    assert "1 skipped: precision nvfp5 is not modelled; modelled are" in text
+    assert "(skipped)" in text
