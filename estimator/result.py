@@ -78,12 +78,12 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 BAND_COLUMNS: tuple[Column, ...] = (
-    _c("step_time_p10_s", "s", "lower", "", "step time at P10 of routing skew and stragglers"),
+    _c("step_time_p10_s", "s", "lower", "", "step time at P10 of the model's error, routing skew and stragglers"),
     _c("step_time_p90_s", "s", "lower", "", "step time at their P90"),
-    _c("peak_memory_p10_bytes", "B", "lower", "", "allocated on the worst rank at P10 of routing skew"),
+    _c("peak_memory_p10_bytes", "B", "lower", "", "allocated on the worst rank at P10 of the same"),
     _c("peak_memory_p90_bytes", "B", "lower", "", "allocated on the worst rank at its P90"),
 )
-"""What estimator/band.py adds to an evaluation that is told: a search does not price it."""
+"""What is added to an evaluation that is told (estimator/band.py, search/bands.py): a search does not price it."""
 
 NAMES = frozenset(c.name for c in COLUMNS)
 

@@ -307,6 +307,9 @@ def _add_facts(commands: _Commands) -> None:
         default="none",
         help="predict each row with shared parameters fitted without its model on that chip, or without its family",
     )
+    validate.add_argument(
+        "--bands", metavar="FILE", help="with --cross-validate group: P10 and P90 by cell, as the package ships them"
+    )
     validate.add_argument("--html", metavar="FILE", help="also a page with pictures, which must not exist yet")
     catalog = commands.add(
         "catalog", "catalog", "what is known by name, with sources", example="search catalog chips h800-80g-sxm"

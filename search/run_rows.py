@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from estimator.band import evaluate_band
 from estimator.result import BAND_COLUMNS, COLUMNS, StepResult
 from estimator.rules import Case
 from estimator.step import evaluate, with_layout
@@ -15,6 +14,7 @@ from estimator.strategy import Strategy
 from hardware.system import SystemSpec
 from results.pareto import hypervolume, worst
 from results.schema import FRONT_FIELDS, REFERENCE_ID, strategy_columns
+from search.bands import predicted_band
 from search.space import Space
 from search.structures import strategy_at
 
@@ -37,7 +37,7 @@ def front_columns(
 def with_band(space: Space, system: SystemSpec, strategy: Strategy, values: dict[str, float]) -> dict[str, float]:
     """Results of a legal candidate with its P10 and P90, which a search does not price."""
     result = StepResult(columns={**values}, feasible=True, reason="")
-    band = evaluate_band(space.model, strategy, system, space.workload, result)
+    band = predicted_band(space.model, strategy, system, space.workload, result)
     return values | {name: float(np.asarray(value)) for name, value in band.columns().items()}
 
 

@@ -25,7 +25,7 @@ def validation_table(report: Report) -> str:
     ]
     lines += [_summary_line(f"{name:<{names}}", family) for name, family in sorted(scored.items())]
     lines.append(_summary_line(f"{'all':<{names}}", report["overall"]))
-    lines += [*_mean_line(scored), *_sources_line(report), *_worst_lines(report)]
+    lines += [*_mean_line(scored), *_bands_line(report), *_sources_line(report), *_worst_lines(report)]
     num_skipped = sum(report["skipped"].values())
     unscored = report["rows"] - report["scored"] - num_skipped
     lines += ["", f"{report['rows']} rows: {report['scored']} scored, {unscored} incomplete, {num_skipped} skipped"]
@@ -40,6 +40,16 @@ def _mean_line(families: Mapping[str, Any]) -> list[str]:
     errors = [family["step_time"]["mape"] for family in families.values()]
     known = [error for error in errors if error is not None]
     return [f"mean of {len(known)} families: {sum(known) / len(known):.1%}"] if len(known) > 1 else []
+
+
+def _bands_line(report: Report) -> list[str]:
+    bands = report["bands"]
+    if bands["inside"] is None:
+        return []
+    half = bands["median_width"] / 2
+    told = f"P10 to P90 hold {bands['inside']:.0%} of the steps; they reach {half:.1%} to either side in the middle"
+    over = bands["width_over_error"]
+    return [told if over is None else f"{told}, {over / 2:.1f} times the median error"]
 
 
 def _sources_line(report: Report) -> list[str]:

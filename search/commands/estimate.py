@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,6 +18,7 @@ from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
 from results.report.text import hanging
 from results.schema import strategy_json
+from search.bands import cell_of, model_error
 from search.commands.answer import NOTHING_FEASIBLE, answer
 from search.commands.ops import PricedOp, ops_table, price_ops
 from search.commands.point import Point, model_line, read_point
@@ -26,7 +28,7 @@ from search.commands.rows import megatron_layout
 __all__ = ["headline", "layout_phrase", "remedy_lines", "run"]
 
 NOT_COUNTED = "data loading and logging buffers, checkpoint staging, fragmentation beyond the reserve"
-BAND_LACKS = "how far the model itself may be off (search validate)"
+BAND_LACKS = "failures, nor other jobs"
 SHARES = ("measured", "tile", "roofline")
 UNEVEN = 1.15  # times the middle stage: from here on a layout is worth a thought
 
@@ -149,8 +151,17 @@ def _band_lines(point: Point, band: Band) -> list[str]:
     low, high = float(band.peak_memory_p10_bytes), float(band.peak_memory_p90_bytes)
     memory = f"; allocated {format_bytes(low)} to {format_bytes(high)}" if low < high else ""
     slowest = f"the slowest of {point.system.num_chips} chips"
-    causes = [*_skew(point), slowest]
-    return hanging("P10 to P90: ", f"{' and '.join(causes)}{memory}; not {BAND_LACKS}")
+    causes = [_model_error(point), *_skew(point), slowest]
+    return hanging("P10 to P90: ", f"{', '.join(causes[:-1])} and {causes[-1]}{memory}; not {BAND_LACKS}")
+
+
+def _model_error(point: Point) -> str:
+    """How far published steps like this one came out."""
+    cell = cell_of(point.model, point.strategy, point.system)
+    error, _ = model_error(cell)
+    low, high = math.expm1(error.low), math.expm1(error.high)
+    kind = f"steps like this one ({', '.join(cell)})" if error.rows else "steps"
+    return f"how far published {kind} came out from predictions without them ({low:+.0%} to {high:+.0%})"
 
 
 def _skew(point: Point) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.band import Band, evaluate_band
+from estimator.band import Band
 from estimator.model import ModelSpec
 from estimator.result import StepResult
 from estimator.rules import Case
@@ -22,6 +22,7 @@ from hardware.units import format_count
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
 from results.store import RUNS, RunFolder, is_run
 from search.axes import axis_values
+from search.bands import predicted_band
 from search.commands.answer import tell
 from search.commands.runs import find_batch, find_run, space_of
 from search.finalists import system_of_row
@@ -51,7 +52,7 @@ class Point:
 
     def band(self, result: StepResult) -> Band:
         """P10 and P90 around the price of its own strategy."""
-        return evaluate_band(self.model, self.strategy, self.system, self.workload, result)
+        return predicted_band(self.model, self.strategy, self.system, self.workload, result)
 
     def row(self, result: StepResult, strategy: Strategy | None = None) -> dict[str, Any]:
         """A result under the columns of a front."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from datetime import date
 from pathlib import Path
 
 import spaces
 from results.files import as_user_error
 from results.report.validation import validation_table
 from results.report.validation_page import Told, validation_page
+from search.bands import quantile_table, table_text
 from search.commands.answer import answer, check_writable, tell
 from search.measured import Row, read_rows
-from search.validate import Folds, validate
+from search.validate import Folds, examine
 
 __all__ = ["run"]
 
@@ -21,11 +23,22 @@ ANCHORS = Path("tests", "anchors")
 def run(args: argparse.Namespace) -> int:
     """Scores the rows of the tables together."""
     files = [Path(name) for name in args.tables] or _anchors()
-    if args.html is not None:
-        _check_new(Path(args.html))
-        check_writable(args, args.html)
+    folds = Folds(args.cross_validate)
+    if args.bands is not None and folds is not Folds.GROUP:
+        raise ValueError("--bands is of rows that were left out by groups; add --cross-validate group")
+    for name in (args.html, args.bands):
+        if name is not None:
+            _check_new(Path(name))
+            check_writable(args, name)
     rows = [row for file in files for row in read_rows(file)]
-    report = validate(rows, folds=Folds(args.cross_validate), tell=tell)
+    report, residuals = examine(rows, folds=folds, tell=tell)
+    if args.bands is not None:
+        scored = report["overall"]["n"]
+        source = f"{', '.join(file.name for file in files)}, {scored} steps, {date.today().isoformat()}"
+        time, memory = (quantile_table(kind) for kind in residuals)
+        text = table_text(time, memory, source)
+        with as_user_error(Path(args.bands), "write"):
+            Path(args.bands).write_text(text, encoding="utf-8")
     answer(args, text=validation_table(report), data=report)
     if args.html is not None:
         page = validation_page(report, [_told(row) for row in rows], f"{', '.join(f.name for f in files)}, predicted")
@@ -36,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_new(path: Path) -> None:
     if path.exists():
-        raise ValueError(f"{path}: a page must not replace a file that exists; give another name, or remove it")
+        raise ValueError(f"{path}: must not replace a file that exists; give another name, or remove it")
 
 
 def _told(row: Row) -> Told:

@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from estimator.band import evaluate_band
+from estimator.step import evaluate
 from results.schema import strategy_at
 from results.store import RunFolder
+from search.bands import predicted_band
 from search.measured import read_rows
 from search.space import SpaceError, load_space, parse_space
 from search.validate import validate
@@ -50,7 +51,8 @@ def test_a_front_and_its_references_have_bands(skewed_run, search, tmp_path):
             assert (table[middle] < table[high]).all()
     space = load_space(tmp_path / "skewed.yaml")
     for line in front.rows():
-        band = evaluate_band(space.model, strategy_at(line), space.system, space.workload)
+        parts = space.model, strategy_at(line), space.system, space.workload
+        band = predicted_band(*parts, evaluate(*parts))
         assert [line[name] for name in BAND] == [band.columns()[name] for name in BAND]
     illegal = reference.where(reference["name"] == "illegal")
     assert all(np.isnan(illegal[name]).all() for name in BAND)
@@ -72,12 +74,14 @@ def test_estimate_shows_the_band_and_what_it_is_of(search, tmp_path):
     assert data["step_time_p10_s"] < data["step_time_s"] < data["step_time_p90_s"]
     assert data["peak_memory_p10_bytes"] < data["peak_memory_bytes"] < data["peak_memory_p90_bytes"]
     flat = " ".join(text.split())
-    assert "P10 to P90: routing skew 0.5 (the fullest of 8 ranks of experts has" in flat
+    assert "P10 to P90: how far published steps like this one (to 128 chips, MoE, Hopper, 16 bits) came out" in flat
+    assert "routing skew 0.5 (the fullest of 8 ranks of experts has" in flat
     assert "the slowest of 64 chips; allocated" in flat
-    assert "not how far the model itself may be off" in flat
+    assert "; not failures, nor other jobs" in flat
     assert re.search(r"s \([^)]+ to [^)]+s\) a step, ", text)
     even = " ".join(search(*words, "--set", "workload.routing_skew=0").out.split())
-    assert "P10 to P90: the slowest of 64 chips; not how far" in even
+    assert "routing skew" not in even
+    assert "and the slowest of 64 chips; allocated" in even
 
 
 def test_a_configuration_that_fits_by_luck_is_told_so(search, tmp_path):

@@ -240,7 +240,7 @@ def test_an_empty_table_gives_an_empty_report(tmp_path: Path) -> None:
 def test_the_report_has_the_documented_keys_and_plain_values(tmp_path: Path) -> None:
     report = validate(_rows(tmp_path, cells(), cells(seq="")), fingerprint)
     documented = ["rows", "scored", "skipped", "families", "overall", "cases"]
-    assert list(report) == [*documented, "repeat_noise", "price_sources", "worst"]
+    assert list(report) == [*documented, "repeat_noise", "price_sources", "bands", "worst"]
     for summary in (report["overall"], report["families"]["made-up"]):
         assert list(summary) == ["n", "step_time", "memory", "ranking"]
         assert list(summary["step_time"]) == list(summary["memory"]) == ["mape", "median_ape", "p90_ape", "bias"]
