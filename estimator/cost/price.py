@@ -1,7 +1,7 @@
 """What one op costs on one chip: the chain of cost backends. Knows nothing of schedules or groups.
 
-Backends answer in order of priority: tile model (100), measured tables (30, registered by calibration), roofline (0).
-Each price carries its source.
+Backends answer in order of priority: tile model (100), measured curves (30), roofline (0). Each price carries its
+source: `measured` where the curve behind it was fitted to measured operators of this chip and format, else who said so.
 """
 
 from __future__ import annotations
@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from estimator.cost.curves import FLASH_TILE, attention_flops, tile_seconds
 from estimator.cost.work import Work, work
 from estimator.graph import Block
-from estimator.op import Array, Op, OpKind, larger, rounded_up, smaller
+from estimator.op import Array, Op, OpKind, larger
 from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
 
-__all__ = ["BACKENDS", "KERNEL_S", "Backend", "Price", "by_priority", "price"]
+__all__ = ["BACKENDS", "Backend", "Price", "by_priority", "kernel_seconds", "price"]
 
 MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
-KERNEL_S = (
-    2e-6  # ramp-up and drain of one kernel on the device; assumption: a null kernel takes about 2 us on A100/H100
-)
-
-
-# Rows and columns of scores that a flash kernel forms at a time (arXiv:2307.08691, section 3.3): of a band of w keys it
-# forms w and what is left of its outermost tile.
-FLASH_TILE = 128.0
 SCAN_EFFICIENCY = 0.5  # of a scan's small products against attention's, whose masks and exponentials it shares;
 # assumption: its matrices are as wide as one chunk and one head's state
+
+
+PRODUCTS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
 
 
 class Price(NamedTuple):
@@ -55,33 +51,51 @@ class Backend(Protocol):
 
 
 class TileModel:
-    """GEMMs as waves of output tiles over the streaming multiprocessors.
+    """GEMMs as waves of output tiles over the streaming multiprocessors (estimator/cost/curves.py).
 
-    seconds = waves * SMs * 2 tile_m tile_n (k + ramp) / (peak * efficiency), waves = ceil(tiles / SMs); a GEMM with
-    fewer tiles than SMs splits k up to four ways. Non-decreasing in m, n and k.
+    Rate, ramp and floor are the chip's, fitted to its measured products where there are any. Non-decreasing in m, n, k.
     """
 
     name = "tile"
     priority = 100
-    TILE = 128.0  # rows and columns of an output tile; the common choice of vendor libraries on these chips
-    RAMP = 128.0  # k-steps worth of prologue and epilogue; assumption
-    SPLIT = 4.0  # most ways that k is split when tiles are few; assumption
     GROUPED = 1.15  # experts' GEMMs over one GEMM of the same tiles; fit of the design study (docs/modelling.md)
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
         """Weighted GEMMs, single, grouped or in blocks."""
-        return op.kind is OpKind.MATMUL or op.kind is OpKind.GROUPED_MATMUL or op.kind is OpKind.BLOCK_MATMUL
+        return op.kind in PRODUCTS
 
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of all waves."""
         groups, m, k, n = amount.gemm
-        tiles = groups * rounded_up(m / self.TILE) * rounded_up(n / self.TILE)
-        load = tiles / chip.num_sms
-        # ceil(load) from one full wave on; below that, k is split until every multiprocessor has work.
-        waves = larger(smaller(load, 1.0), 1.0 / self.SPLIT) + larger(rounded_up(load) - 1.0, 0.0)
-        rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / chip.num_sms
         overhead = chip.gemm_slowdown * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
-        return waves * (2 * self.TILE * self.TILE * overhead) * (k + self.RAMP) / rate
+        rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / overhead
+        return tile_seconds(
+            groups, m, k, n, num_sms=chip.num_sms, flops_per_s=rate, ramp_k=chip.ramp_k(amount.dtype)
+        )
+
+
+class MeasuredAttention:
+    """Fused attention on chips whose forward kernels were measured: a share of peak by head dim, ramp and tail.
+
+    Backward: 2.5 times forward's FLOPs (arXiv:2307.08691, section 3) on the same curve, which no table shows.
+    """
+
+    name = "measured"
+    priority = 30
+
+    def covers(self, op: Op, chip: ChipSpec) -> bool:
+        """Fused attention, where the chip's share was measured."""
+        return op.kind is OpKind.ATTENTION and "attention_efficiency" in chip.measured
+
+    def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
+        """Seconds of the scores that are formed, of what each row pays besides, and of the longest tile."""
+        batch, query, key, heads, qk, value = (d.size for d in op.dims)
+        more = attention_flops(
+            batch * heads * query, key * op.visible, qk + value, num_sms=chip.num_sms,
+            ramp_keys=chip.attention_ramp_keys, tail=chip.attention_tail,
+        )  # fmt: skip
+        share = chip.attention_share(0.5 * (qk + value))
+        return (amount.flops * _formed(op) + op.passes * more) / (chip.peak(recipe.attention) * share)
 
 
 class Roofline:
@@ -99,16 +113,20 @@ class Roofline:
         if op.kind is OpKind.SCAN:
             return amount.flops / (chip.peak(recipe.attention) * (chip.attention_efficiency * SCAN_EFFICIENCY))
         if op.kind is OpKind.ATTENTION:
-            if op.reach:
-                formed = min(1.0 + FLASH_TILE / op.reach, 1.0 / op.visible)  # never more than without a window
-                return amount.flops * formed / (chip.peak(recipe.attention) * chip.attention_efficiency)
-            return amount.flops / (chip.peak(recipe.attention) * chip.attention_efficiency)
+            return amount.flops * _formed(op) / (chip.peak(recipe.attention) * chip.attention_efficiency)
         if amount.matrix:
             return amount.flops * chip.gemm_slowdown / (chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype])
         return amount.flops / chip.vector_flops_per_s[amount.dtype]
 
 
-BACKENDS: list[Backend] = [TileModel(), Roofline()]
+def _formed(op: Op) -> float:
+    """Scores that a flash kernel forms over those that are seen: of a band, what is left of its outermost tile too."""
+    if not op.reach:
+        return 1.0
+    return min(1.0 + FLASH_TILE / op.reach, 1.0 / op.visible)  # never more than without a window
+
+
+BACKENDS: list[Backend] = [TileModel(), MeasuredAttention(), Roofline()]
 
 
 def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
@@ -143,5 +161,13 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
     compute = backend.compute_seconds(op, amount, chip, recipe)
     moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
     memory = moved / (chip.hbm_bytes_per_s * chip.hbm_efficiency)
-    seconds = larger(compute, memory) + (0.0 if op.rides else KERNEL_S)
-    return Price(seconds, compute, memory, amount, backend.name)
+    seconds = larger(compute, memory) + (0.0 if op.rides else kernel_seconds(op, chip))
+    fitted = op.kind in PRODUCTS and backend.name == "tile" and f"gemm_efficiency.{amount.dtype.value}" in chip.measured
+    return Price(seconds, compute, memory, amount, "measured" if fitted else backend.name)
+
+
+def kernel_seconds(op: Op, chip: ChipSpec) -> float:
+    """Ramp-up and drain of an op's kernel on the device."""
+    if op.kind in PRODUCTS:
+        return chip.gemm_kernel_s
+    return chip.attention_kernel_s if op.kind is OpKind.ATTENTION else chip.kernel_s
