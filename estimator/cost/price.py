@@ -69,9 +69,7 @@ class TileModel:
         groups, m, k, n = amount.gemm
         overhead = chip.gemm_slowdown * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
         rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / overhead
-        return tile_seconds(
-            groups, m, k, n, num_sms=chip.num_sms, flops_per_s=rate, ramp_k=chip.ramp_k(amount.dtype)
-        )
+        return tile_seconds(groups, m, k, n, num_sms=chip.num_sms, flops_per_s=rate, ramp_k=chip.ramp_k(amount.dtype))
 
 
 class MeasuredAttention:
@@ -94,7 +92,7 @@ class MeasuredAttention:
             batch * heads * query, key * op.visible, qk + value, num_sms=chip.num_sms,
             ramp_keys=chip.attention_ramp_keys, tail=chip.attention_tail,
         )  # fmt: skip
-        share = chip.attention_share(0.5 * (qk + value))
+        share = chip.attention_share(float(0.5 * (qk + value)))  # a head is whole: no rows
         return (amount.flops * _formed(op) + op.passes * more) / (chip.peak(recipe.attention) * share)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator.cost.overlap import SLOWDOWN
-from estimator.cost.price import BACKENDS, KERNEL_S, MEMORY_TRAFFIC, Roofline, TileModel, price
+from estimator.cost.price import BACKENDS, MEMORY_TRAFFIC, Roofline, TileModel, price
 from estimator.cost.table import Again, Base
 from estimator.cost.work import work
 from estimator.graph import Block, BlockKind
@@ -58,9 +59,9 @@ def test_grouped_products_take_no_less_time_with_more_groups_and_more_than_one_p
 
 
 def test_a_large_product_takes_whole_waves_of_tiles():
-    """4096^3 on 132 multiprocessors: 1024 tiles in 8 waves, each tile 2 * 128^2 * (4096 + 128) FLOPs."""
+    """4096^3 on 132 multiprocessors: 1024 tiles in 8 waves, each tile 2 * 128^2 * (4096 + ramp) FLOPs."""
     rate = H100.peak(BF16.gemm) * H100.gemm_efficiency[BF16.gemm] / 132
-    want = math.ceil(1024 / 132) * 2 * 128**2 * (4096 + 128) * H100.gemm_slowdown / rate
+    want = math.ceil(1024 / 132) * 2 * 128**2 * (4096 + H100.ramp_k(BF16.gemm)) * H100.gemm_slowdown / rate
     assert seconds(gemm(4096, 4096, 4096)).compute_s == pytest.approx(want, rel=1e-14)
 
 
@@ -79,7 +80,7 @@ def test_few_tiles_split_k_at_most_four_ways():
 
 def test_a_price_is_the_slower_of_arithmetic_and_memory_and_a_kernels_ramp():
     p = seconds(gemm(1, 8192, 8192))
-    assert p.seconds == max(p.compute_s, p.memory_s) + KERNEL_S
+    assert p.seconds == max(p.compute_s, p.memory_s) + H100.gemm_kernel_s
     assert p.memory_s == 2 * (8192 + 8192**2 + 8192) / (H100.hbm_bytes_per_s * H100.hbm_efficiency)
 
 
@@ -103,17 +104,57 @@ def test_streaming_ops_move_their_tensors_and_what_kernels_move_besides():
     assert p.memory_s == pytest.approx(three * MEMORY_TRAFFIC / (H100.hbm_bytes_per_s * H100.hbm_efficiency), rel=1e-14)
 
 
-def test_attention_runs_at_the_chips_attention_efficiency():
+def attention_flops(seq, heads, head_dim):
+    return seq * seq * heads * 2 * head_dim  # the causal half of two products
+
+
+def test_attention_without_measurements_runs_at_one_share_of_peak():
     b = block(LLAMA, BlockKind.DENSE, seq=8192)
-    op = named(b, "attention.core")
-    flops = 8192 * 8192 * LLAMA.num_heads * 2 * LLAMA.head_dim
-    assert price(op, b, H100, BF16).compute_s == flops / (H100.peak(BF16.attention) * H100.attention_efficiency)
+    chip = catalog.chip("mi300x")
+    p = price(named(b, "attention.core"), b, chip, BF16)
+    flops = attention_flops(8192, LLAMA.num_heads, LLAMA.head_dim)
+    assert (p.source, p.compute_s) == ("roofline", flops / (chip.peak(BF16.attention) * chip.attention_efficiency))
+
+
+def test_measured_attention_pays_a_ramp_for_every_row_and_waits_for_the_longest_tile():
+    b, heads, dim = block(LLAMA, BlockKind.DENSE, seq=8192), LLAMA.num_heads, LLAMA.head_dim
+    flops = attention_flops(8192, heads, dim) + 4 * dim * 8192 * heads * H100.attention_ramp_keys
+    flops += 4 * dim * 128 * 8192 * 132 * H100.attention_tail
+    p = price(named(b, "attention.core"), b, H100, BF16)
+    rate = H100.peak(BF16.attention) * H100.attention_share(dim)
+    assert p.compute_s == pytest.approx(flops / rate, rel=1e-14)
+    assert p.seconds == p.compute_s + H100.attention_kernel_s
+
+
+def test_attention_gets_nearer_to_its_share_of_peak_with_longer_sequences_and_more_heads():
+    def share(seq, tp=1):
+        b = block(LLAMA, BlockKind.DENSE, Strategy(tp=tp), seq=seq)
+        p = price(named(b, "attention.core"), b, H100, BF16)
+        return p.work.flops / (p.seconds * H100.peak(BF16.attention))
+
+    shares = [share(2.0**e) for e in range(10, 18)]
+    most = H100.attention_share(LLAMA.head_dim)
+    assert shares == sorted(shares)
+    assert 0.97 * most < shares[-1] < most  # a ramp of 380 keys in 131,072
+    assert share(4096.0, tp=8) < share(4096.0)
+
+
+def test_other_head_dims_reach_their_own_share_with_straight_lines_in_between():
+    at = [H100.attention_share(dim) for dim in (32, 64, 96, 128, 192, 256, 512)]
+    assert at[0] == at[1] == H100.attention_efficiency * H100.attention_head_dims[64]
+    assert at[2] == pytest.approx((at[1] + at[3]) / 2)
+    assert at[5] == at[6] == H100.attention_efficiency * H100.attention_head_dims[256]
 
 
 def test_every_price_says_who_gave_it():
     b = block(LLAMA, BlockKind.DENSE)
-    assert price(named(b, "mlp.up_proj"), b, H100, BF16).source == "tile"
-    assert price(named(b, "attention.core"), b, H100, BF16).source == "roofline"
+    up, core, norm = (named(b, name) for name in ("mlp.up_proj", "attention.core", "input_norm"))
+    assert [price(op, b, H100, BF16).source for op in (up, core, norm)] == ["measured", "measured", "roofline"]
+    # No fp16 products of an H100 were measured, none of any chip like it, and nothing of a TPU.
+    assert price(up, b, H100, recipe("fp16")).source == "tile"
+    for name in ("h800-80g-sxm", "tpu-v5p"):
+        sources = [price(op, b, catalog.chip(name), BF16).source for op in (up, core, norm)]
+        assert sources == ["tile", "roofline", "roofline"]
     parts = [base(LLAMA, BlockKind.DENSE, c) for c in (Base.TILE_S, Base.MEASURED_S, Base.ROOFLINE_S)]
     whole = sum(base(LLAMA, BlockKind.DENSE, c) for c in (Base.F_COMP, Base.B_COMP, Base.W_COMP))
     assert sum(parts) == pytest.approx(whole, rel=1e-12)  # the same prices in another order
@@ -131,8 +172,8 @@ def test_the_backend_of_highest_priority_that_covers_an_op_answers():
 
     b = block(LLAMA, BlockKind.DENSE)
     chain = sorted([*BACKENDS, Table()], key=lambda x: -x.priority)
-    assert price(named(b, "input_norm"), b, H100, BF16, chain).seconds == 42.0 + KERNEL_S
-    assert price(named(b, "mlp.up_proj"), b, H100, BF16, chain).source == "tile"
+    assert price(named(b, "input_norm"), b, H100, BF16, chain).seconds == 42.0 + H100.kernel_s
+    assert price(named(b, "mlp.up_proj"), b, H100, BF16, chain).source == "measured"
     assert price(named(b, "mlp.up_proj"), b, H100, BF16, [Roofline()]).source == "roofline"
 
 
@@ -144,10 +185,12 @@ def test_a_layer_is_the_sum_of_its_ops():
 
 
 def test_the_device_waits_for_the_host_where_kernels_are_short():
-    short = base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=1)
+    slow = h100(64)
+    slow = replace(slow, chip=replace(slow.chip, launch_s=20e-6))  # of a host that takes longer than any kernel here
+    short = base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=1, system=slow)
     num = sum(op.kind is not OpKind.COLLECTIVE for op in block(LLAMA, BlockKind.DENSE, seq=1).of_phase(Phase.FORWARD))
     compute = base(LLAMA, BlockKind.DENSE, Base.F_COMP, seq=1)
-    assert short == pytest.approx(num * H100.launch_s - compute, rel=1e-12)
+    assert short == pytest.approx(num * 20e-6 - compute, rel=1e-12)
     assert base(LLAMA, BlockKind.DENSE, Base.F_HOST, seq=65536) == 0
 
 

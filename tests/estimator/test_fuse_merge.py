@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from estimator.build import build
-from estimator.cost.price import KERNEL_S, price
+from estimator.cost.price import price
 from estimator.cost.table import Again, Base
 from estimator.cost.work import work
 from estimator.graph import BlockKind
@@ -198,7 +198,7 @@ def test_casts_inside_norms_and_activations_cost_nothing(name):
     assert {op.inputs[0] for op in casts} == {"input_norm.out", "post_attention_norm.out", "mlp.act.out"}
     for op in casts:
         assert price(op, fused, chip, r).seconds == 0.0
-        assert price(named(plain, op.name), plain, chip, r).seconds > KERNEL_S
+        assert price(named(plain, op.name), plain, chip, r).seconds > chip.kernel_s
     back = [sum(float(price(op, b, chip, r).seconds) for op in compute_ops(b, Phase.BACKWARD)) for b in (plain, fused)]
     assert back[0] == back[1]
 
