@@ -59,10 +59,15 @@ def _value(hint: Any, value: Plain, where: str) -> object:  # noqa: ANN401  # a 
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise ValueError(f"{where} must be a mapping, but got {shown(value)}; write KEY: VALUE lines")
-        return {_value(arms[0], k, f"{where}.{k}"): _value(arms[1], v, f"{where}.{k}") for k, v in value.items()}
+        return {_key(arms[0], k, f"{where}.{k}"): _value(arms[1], v, f"{where}.{k}") for k, v in value.items()}
     if is_dataclass(hint):
         return from_plain(hint, value, where)  # type: ignore[arg-type]  # a class, as hints hold no instances
     return _scalar(hint, value, where)
+
+
+def _key(hint: Any, key: str, where: str) -> object:  # noqa: ANN401  # a type hint has no type of its own
+    """A mapping's key, which `plain` wrote as text."""
+    return _value(hint, int(key) if hint is int and key.isdecimal() else key, where)
 
 
 def _scalar(kind: type, value: Plain, where: str) -> object:
