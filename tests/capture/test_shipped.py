@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from capture.calibrate import calibrate, chip_fields
+from capture.calibrate import calibrate, chip_fields, link_fields
 from capture.op_tables import read_table
-from hardware.catalog import chip
+from hardware.catalog import chip, link
 from hardware.dtype import DType
 from hardware.units import US
 
@@ -49,6 +49,18 @@ def test_a_fitted_figure_of_a_chip_is_what_its_tables_say(gpu, shared):
         assert stated == close, key
         assert f"{fit.num_rows:,} rows" in spec.sources[field], key
         assert f"{fit.error.mean:.1%}".replace("%", " %") in spec.sources[field], key
+
+
+LINKS = {"a100": "nvlink3-600", "h100": "nvlink4-900", "b200": "nvlink5-1800", "gb200": "nvlink5-1800-nvl72"}
+
+
+@pytest.mark.parametrize("gpu", LINKS)
+def test_a_fitted_figure_of_a_link_is_what_its_tables_say(gpu, shared):
+    found, spec = refitted(shared / "measured" / "ops", gpu), link(LINKS[gpu])
+    stated = {"latency_us": spec.latency_s / US, "setup_us": spec.setup_s / US, "pair_loss": spec.pair_loss}
+    stated |= {"efficiency": spec.efficiency, **{c.value: share for c, share in spec.by_collective.items()}}
+    assert stated == pytest.approx(link_fields(found), rel=0.02)
+    assert f"{found.of('collectives').num_rows:,} rows" in spec.source
 
 
 def test_chips_without_tables_of_their_own_take_a_relatives_curves_and_say_so():
