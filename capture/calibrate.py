@@ -13,6 +13,7 @@ import numpy as np
 
 from capture.fit_attention import REFERENCE_HEAD_DIM, fit_attention
 from capture.fit_collectives import fit_collectives
+from capture.fit_grouped import fit_grouped
 from capture.fit_products import THIN, fit_bandwidth, fit_products, stored
 from capture.fit_streams import fit_streams
 from capture.fits import Chip, Fit
@@ -26,6 +27,7 @@ __all__ = ["Calibration", "calibrate", "chip_fields", "link_fields"]
 
 ASSUMED_HBM_EFFICIENCY = 0.88  # of a chip without memory-bound rows: hardware/catalog/chips.yaml, every_chip
 ASSUMED_KERNEL_S = 2e-6
+SYSTEMS = {"a100_pcie": "a100-80g-pcie", "b200_bf16_ceperm": "b200-180g-sxm"}  # as tables of efficiencies name them
 MOST_OF_PEAK = 1.05  # of a chip's stated peak; an assumption: rounded clocks and timers allow as much
 
 
@@ -52,8 +54,6 @@ def calibrate(tables: Sequence[OpTable], *, device: str | None = None, unknown: 
     """
     parts: dict[str, list[OpTable]] = {}
     for table in tables:
-        if table.kind is Kind.SHARE:
-            continue
         for name, part in _by_device(table, device, unknown):
             parts.setdefault(name, []).append(part)
     found = [_calibrate(name, of_it) for name, of_it in parts.items()]
@@ -66,6 +66,9 @@ def calibrate(tables: Sequence[OpTable], *, device: str | None = None, unknown: 
 def _by_device(table: OpTable, device: str | None, unknown: bool) -> list[tuple[str, OpTable]]:
     if device is not None:
         return [(_named(table, device, unknown), table)]
+    if table.kind is Kind.SHARE:
+        names = table.texts["system"].astype(str)
+        return [(spec, table.where(names == name)) for name in dict.fromkeys(names) if (spec := SYSTEMS.get(name))]
     if "gpu" in table.texts:
         names = table.texts["gpu"].astype(str)
         known = {name: _known(name) for name in dict.fromkeys(names)}
@@ -106,6 +109,8 @@ def _calibrate(name: str, tables: Sequence[OpTable]) -> Calibration:
         memory |= {k: v for f in found for k, v in f.values.items()}
     for table in of[Kind.GEMM]:
         fits += _from(table, _products(table, device, memory))
+    for table in of[Kind.SHARE]:
+        fits += _from(table, [fit_grouped(table, device, memory["hbm_efficiency"])])
     for table in of[Kind.ATTENTION]:
         fits += _from(table, fit_attention(table, device, memory["hbm_efficiency"]))
     for table in of[Kind.COLLECTIVE]:

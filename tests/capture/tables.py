@@ -11,6 +11,7 @@ import numpy as np
 from capture.fit_attention import attention_seconds
 from capture.fit_products import product_seconds
 from capture.fits import Chip
+from estimator.cost.curves import tile_seconds
 from hardware.units import US
 
 CHIP = Chip(name="h100-80g-sxm", num_sms=132, flops_per_s={"bf16": 989.4e12, "fp8": 1978.8e12}, hbm_bytes_per_s=3350e9)
@@ -80,3 +81,23 @@ def streams(path, *, kernel_s=3e-6, rate=20e9):
     rows = [(op, "fp32", v, (kernel_s + v / rate) / US, "one", "1.0")
             for op in ("copy", "add") for v in (2**e for e in range(12, 30))]  # fmt: skip
     return write(path, ["op", "dtype", "bytes", "latency_us", "framework", "version"], rows)
+
+
+def shares(path, *, group_s, share, peak=2250e12, num_sms=148):
+    rows = []
+
+    def add(op, work, seconds, shape):
+        rows.append(("b200_bf16_ceperm", op, "2250.0", work / (seconds * peak), shape, "measured"))
+
+    def tiles(groups, m, n, k):
+        return tile_seconds(groups, m, k, n, num_sms=num_sms, flops_per_s=peak * share, ramp_k=128.0)
+
+    for m in (1024.0, 4096.0, 8192.0):
+        for n in (2048.0, 4096.0, 8192.0):
+            for k in (2048.0, 4096.0, 7168.0):
+                shape = f"b=1, m={m:.0f}, k={k:.0f}, n={n:.0f}, layout=TN"
+                add("matmul", 2 * m * n * k, tiles(1.0, m, n, k), shape)
+                for groups in (8.0, 64.0):
+                    shape = f"ng={groups:.0f}, M={m:.0f}, N={n:.0f}, K={k:.0f}, dtype=bf16, stage=fwd"
+                    add("group_matmul", 2 * groups * m * n * k, tiles(groups, m, n, k) + groups * group_s, shape)
+    return write(path, ["system", "op", "peak_tflops", "efficiency", "shape", "kind"], rows)

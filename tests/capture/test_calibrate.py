@@ -14,7 +14,7 @@ from hardware.catalog import system_from_mapping
 from hardware.dtype import DType
 from hardware.link import Collective
 from search.cli import main
-from tests.capture.tables import ATTENTION, PRODUCTS, attention, collectives, products, streams, write
+from tests.capture.tables import ATTENTION, PRODUCTS, attention, collectives, products, shares, streams, write
 
 
 def calibrated(*paths, **options):
@@ -64,6 +64,14 @@ def test_collectives_give_back_the_link(tmp_path):
     assert fields["latency_us"] == pytest.approx(1.0, rel=0.1)
     assert fields["setup_us"] == pytest.approx(10.0, rel=0.05)
     assert fields["pair_loss"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_grouped_products_tell_what_each_expert_costs_besides_its_tiles(tmp_path):
+    found = calibrated(shares(tmp_path / "shares.csv", group_s=5e-6, share=0.6))
+    assert found.name == "b200-180g-sxm"
+    values = found.of("grouped").values
+    assert values["group_s"] == pytest.approx(5e-6, rel=0.02)
+    assert values["single_share"] == pytest.approx(0.6, rel=0.01)
 
 
 def test_an_unknown_device_is_described_by_the_best_that_was_seen_of_it(tmp_path):
