@@ -67,12 +67,14 @@ def examine(
         "scored": sum(case.scored for case in cases),
         "skipped": dict(Counter(case.skipped for case in cases if case.skipped).most_common()),
         "families": {name: _summary(members, noise) for name, members in families.items()},
-        "overall": _summary(cases, noise),
+        "overall": _summary(cases, noise)
+        | {
+            "bands": _band_scores(cases),
+            "price_sources": _price_sources(cases),
+            "repeat_noise": noise,
+            "worst": _worst(cases),
+        },
         "cases": [_as_dict(case) for case in cases],
-        "repeat_noise": noise,
-        "price_sources": _price_sources(cases),
-        "bands": _band_scores(cases),
-        "worst": _worst(cases),
     }
     return report, residuals
 

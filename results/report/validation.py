@@ -43,7 +43,7 @@ def _mean_line(families: Mapping[str, Any]) -> list[str]:
 
 
 def _bands_line(report: Report) -> list[str]:
-    bands = report["bands"]
+    bands = report["overall"]["bands"]
     if bands["inside"] is None:
         return []
     half = bands["median_width"] / 2
@@ -53,18 +53,18 @@ def _bands_line(report: Report) -> list[str]:
 
 
 def _sources_line(report: Report) -> list[str]:
-    shares = {name: share for name, share in report["price_sources"].items() if share is not None}
+    shares = {name: share for name, share in report["overall"]["price_sources"].items() if share is not None}
     told = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
     return [f"seconds of kernels rest on: {told}"] if shares else []
 
 
 def _worst_lines(report: Report) -> list[str]:
     """The rows that are furthest off."""
-    if not report["worst"]:
+    if not report["overall"]["worst"]:
         return []
-    width = max(len(row["case_id"]) for row in report["worst"])
+    width = max(len(row["case_id"]) for row in report["overall"]["worst"])
     lines = ["", f"{'worst rows':<{width}}{'predicted s':>13}{'measured s':>12}{'error':>9}  where the prediction goes"]
-    for row in report["worst"]:
+    for row in report["overall"]["worst"]:
         step, measured = row["predicted_step_time_s"], row["measured_step_time_s"]
         parts = [(name, seconds) for name, seconds in row["seconds"].items() if seconds >= SMALL * step][:NUM_PARTS]
         told = ", ".join(f"{name} {seconds / step:.0%}" for name, seconds in parts)
