@@ -1,8 +1,9 @@
 """What `search validate --cross-validate` fits: a few named factors, each of one physical cause.
 
 A parameter multiplies one cause of time wherever it is at work: on a kind of silicon, in a format, on a kind of link.
-None knows a row, a model or where a row comes from. A factor of 1.0 is what is assumed without any measured step, and
-`spread` says how far it may be from that: the standard deviation of its logarithm.
+None knows a row, a model or where a row comes from. A factor of 1.0 is what measured operators and assumptions say: the
+catalogue has nothing of a chip or a link that was fitted to steps. `spread` says how far it may be from that, as the
+standard deviation of its logarithm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hardware.dtype import DType
 from hardware.system import SystemSpec, Tier
 from search.configuration import Configuration
 
-__all__ = ["PARAMETERS", "Parameter", "SystemFactor", "unfitted"]
+__all__ = ["PARAMETERS", "Parameter", "SystemFactor"]
 
 
 Change = Callable[[SystemSpec, float], SystemSpec]
@@ -72,11 +73,6 @@ SILICON: Mapping[str, str] = {
 """Chips that share a die and its clocks, by the longest beginning of their name. A PCIe card has three quarters of the
 power of the same die on a board."""
 
-UNFITTED_SLOWDOWN = 1.12
-"""Of matrix products inside a step, where no step of that silicon counts: the middle of what chips show (catalogue).
-The catalogue's own figures are fitted to published steps, so that no fit that leaves some of them out may start there.
-"""
-
 
 def silicon_of(chip: ChipSpec) -> str:
     """The silicon of a chip, by its name in the catalogue; its own name where it shares it with none.
@@ -87,11 +83,6 @@ def silicon_of(chip: ChipSpec) -> str:
     """
     known = [start for start in SILICON if chip.name.startswith(start)]
     return SILICON[max(known, key=len)] if known else chip.name
-
-
-def unfitted(config: Configuration) -> Configuration:
-    """The configuration without what the catalogue learned from measured steps."""
-    return replace(config, system=_on_chip(config.system, gemm_slowdown=UNFITTED_SLOWDOWN))
 
 
 def _on_chip(system: SystemSpec, **changes: object) -> SystemSpec:
@@ -110,7 +101,10 @@ def _narrow_gemm(system: SystemSpec, factor: float) -> SystemSpec:
 
 
 def _attention(system: SystemSpec, factor: float) -> SystemSpec:
-    return _on_chip(system, attention_efficiency=min(system.chip.attention_efficiency / factor, 1.0))
+    """No head dim reaches more than the peak."""
+    chip = system.chip
+    most = 1.0 / max(1.0, *chip.attention_head_dims.values()) if chip.attention_head_dims else 1.0
+    return _on_chip(system, attention_efficiency=min(chip.attention_efficiency / factor, most))
 
 
 def _memory(system: SystemSpec, factor: float) -> SystemSpec:

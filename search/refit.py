@@ -11,7 +11,7 @@ cause alone made longer. Causes follow each other in a step, more or less, so th
 
     f_i(x) = f_i(0) (1 + sum_k u_ik (exp(sum of x_j over k) - 1))
 
-Shares are those of the unfitted model and look at no measured second: what a fold without some rows comes to depends on
+Shares are those at factors of 1 and look at no measured second: what a fold without some rows comes to depends on
 the others alone. Its rows are then priced in full with these parameters.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.configuration import Configuration
-from search.parameters import Parameter, unfitted
+from search.parameters import Parameter
 
 __all__ = ["Refit", "refit"]
 
@@ -58,20 +58,19 @@ def refit(
 
     `kin`: which rows share their errors, such as repeats. n of them count as the square root of n.
     """
-    start = [unfitted(config) for config in configs]
-    problem = _problem(start, np.log(np.asarray(measured_s, dtype=float)), kin, parameters, seconds, tell)
+    problem = _problem(configs, np.log(np.asarray(measured_s, dtype=float)), kin, parameters, seconds, tell)
     labels = list(dict.fromkeys(folds))
     tell(
         f"fitting {len(parameters)} parameters to {int((problem.weights > 0).sum())} rows, without {len(labels)} folds"
     )
-    chosen = np.empty((len(start), len(parameters)))
+    chosen = np.empty((len(configs), len(parameters)))
     for label in labels:
         mine = np.array([fold == label for fold in folds])
         chosen[mine] = _solve(problem, problem.weights * ~mine)
     factors = np.exp(_solve(problem, problem.weights))
     return Refit(
         factors={p.name: float(factor) for p, factor in zip(parameters, factors, strict=True)},
-        configs=tuple(_at(config, parameters, logs) for config, logs in zip(start, chosen, strict=True)),
+        configs=tuple(_at(config, parameters, logs) for config, logs in zip(configs, chosen, strict=True)),
         num_folds=len(labels),
     )
 

@@ -334,7 +334,7 @@ def test_the_worst_rows_tell_where_their_time_goes(tmp_path: Path) -> None:
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
     by_name = {row["case_id"]: row["seconds"] for row in report["overall"]["worst"]}
     shares = {name: s["attention"] / s["matrix products"] for name, s in by_name.items()}
-    assert shares["b"] == pytest.approx(8 * shares["a"], rel=0.1)  # eight times the sequence
+    assert 5 * shares["a"] < shares["b"] <= 8 * shares["a"]  # eight times the sequence, and less to pay beside it
     assert "matrix products" in validation_table(report)
     assert "seconds of kernels rest on:" in validation_table(report)
 
