@@ -32,9 +32,8 @@ __all__ = ["Cell", "Quantiles", "Residual", "cell_of", "model_error", "predicted
            "quantiles_of", "table_text", "widened"]  # fmt: skip
 
 TABLE = Path(__file__).with_name("bands.yaml")
-PRIOR_GROUPS = (
-    8.0  # models on a chip that the cell around counts for; assumption: as many as a cell needs to have a P10
-)
+# Models on a chip that the cell around counts for: with fewer of its own, a cell hardly has a P10; assumption.
+PRIOR_GROUPS = 8.0
 NAMES = ("low", "high", "rows", "groups")
 Cell = tuple[str, ...]
 """Scale, kind, silicon and format of a step, or the first few of them: a cell around others."""
@@ -98,9 +97,8 @@ def _quantiles(residuals: Sequence[Residual], around: Quantiles | None) -> Quant
     shift = (0.5 - LOW) / n
     low, high = (_weighted(values, weights, level) for level in (max(LOW - shift, 0.0), min(HIGH + shift, 1.0)))
     if around is not None:
-        low, high = (
-            (n * own + PRIOR_GROUPS * out) / (n + PRIOR_GROUPS) for own, out in ((low, around.low), (high, around.high))
-        )
+        own = n / (n + PRIOR_GROUPS)
+        low, high = own * low + (1.0 - own) * around.low, own * high + (1.0 - own) * around.high
     return Quantiles(low=min(low, 0.0), high=max(high, 0.0), rows=len(residuals), groups=n)
 
 
