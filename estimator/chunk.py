@@ -15,7 +15,7 @@ from estimator.jit import kernel
 from estimator.keep import BUFFERS
 from estimator.span_codes import BREADTH_FIRST, GPIPE, holds_pairs, splits_backward
 
-__all__ = ["EVEN_SHARE", "TRAFFIC", "beside", "chunk_seconds", "host_seconds", "zero_traffic"]
+__all__ = ["TRAFFIC", "beside", "chunk_seconds", "host_seconds", "zero_traffic"]
 
 TRAFFIC: Final = 10
 """What ZeRO and the host move for it: see `zero_traffic`."""

@@ -43,8 +43,7 @@ from estimator.span_codes import DUALPIPE
 from search.parts import Kinds, Options, Part
 
 __all__ = [
-    "CHEAPEST", "cheapest", "choice_of", "corners", "device", "host_floor", "least_memory_of", "least_seconds",
-    "least_update", "new_corner", "seconds_scratch", "without_stage",
+    "CHEAPEST", "cheapest", "choice_of", "corners", "device", "host_floor", "seconds_scratch", "without_stage",
 ]  # fmt: skip
 
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)

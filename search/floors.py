@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from estimator.batch import fixed_bytes
-from estimator.chunk import EVEN_SHARE, TRAFFIC, chunk_seconds, host_seconds, zero_traffic
+from estimator.chunk import TRAFFIC, chunk_seconds, host_seconds, zero_traffic
 from estimator.compose import (
     AGAIN,
     ONCE,
@@ -38,12 +38,12 @@ from estimator.compose import (
 from estimator.cost.overlap import SLOWDOWN
 from estimator.gradients import apart_seconds, gather_wire, gradient_wire, update_seconds
 from estimator.jit import kernel, njit
-from estimator.keep import BUFFERS, Keep, keep_of
+from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, put, splat
-from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, left_bytes, owed_bytes, static_bytes
-from estimator.span_codes import DUALPIPE, INTERLEAVED, holds_pairs, splits_backward
+from estimator.memory import ITEMS, WORKSPACE_BYTES, chunk_bytes, moving_bytes, owed_bytes, static_bytes
+from estimator.span_codes import DUALPIPE, INTERLEAVED, splits_backward
 from search.bounds import choice_of, device
-from search.staircase import beater, last_at_most
+from search.staircase import is_beaten, last_at_most
 
 __all__ = ["Floors", "Opened", "find_heavy_paths", "find_paths", "hold_floors", "new_floors", "new_opened", "opened_at"]
 
@@ -86,15 +86,23 @@ def opened_at(opened, level):
 class Floors(NamedTuple):
     """Scratch for the largest structure. Letters: E 2, EP overlap off and on; B 2, sends that block and that do not.
 
-    `counts` [E, B, PASSES, Q]: passes of the path on each class of chunks; `start` [E, B]: the span beyond these.
-    `least` [E, ONCE, K], `least_again` [E, choices, K, AGAIN]: columns under the cheapest TP overlap; of chunks `once`
-    [E, Q, ONCE], `repeated` [E, recomputes + 1, Q, AGAIN], the last recompute a corner of all.
-    `dots` [E, recomputes + 1, B, 3]: the passes' seconds along the path, with all at home and no ZeRO traffic; `held`
-    [E, recomputes, B, 2] what activations take on the host's link, forward and backward; `kept` [E, recomputes, leads,
-    6]: bytes in flight, and at the moment of most owed, each whole and on the way to the host, what is owed, working
-    set; `lowest` [E, shares, leads].
-    `still` [4, leads, 5]: weights, gradients, states whole; weights and gradients on the way to the host; `ahead`
-    [gatherings, leads]: gathered weights. `update` [4, rests].
+    Paths: `counts` [3, E, B, PASSES, Q], passes of the path at the corner on each class of chunks, then of paths where
+    ZeRO-2 and ZeRO-3 are heavy (`is_refined`: these are there); `start` [E, B], the span beyond those of the first;
+    `anchor` [PASSES, Q], `classes` and `spans` in lanes.
+
+    Seconds: `cols`, `r` of one pair of flags; `least` [E, ONCE, K], `least_again` [E, choices, K, AGAIN] under the
+    cheapest TP overlap; of chunks `once` [E, Q, ONCE], `repeated` [E, recomputes + 1, Q, AGAIN], the last recompute a
+    corner of all; `traffic` [Q, TRAFFIC], `nothing` likewise. Along the path at the corner `dots` [E, recomputes + 1,
+    B, 3], the passes with all at home and no ZeRO traffic; `held` [E, recomputes + 1, B, 2], activations on the host's
+    link; `unit` [B, 5], weights and gradients there. `zero_dots` [2, E, recomputes + 1, B, Q], classes under ZeRO-2 or
+    3 along both paths, where `done` [E, recomputes]; `more` [B], the sum of the corner's; `zeros` [Q]. `update` [4,
+    rests], `exposed` [4, 2].
+
+    Bytes of leading ranks: `moving` [E, shares, recomputes, leads] and the least of all recomputes `lowest`; `still`
+    [4, leads, 5], weights, gradients, states whole, weights and gradients on the way to the host; `ahead` [gatherings
+    + 1, leads], gathered weights, last the least; `sums` [leads], scratch; `bytes` [5, Q] and `line`, scratch.
+
+    `bunch_*`: the least of every GROUP recomputes; `ceilings`: what the front asks of their memory.
     """
 
     counts: np.ndarray
@@ -147,14 +155,20 @@ def new_floors(t, num, num_hosts, num_shares, num_gathers):
         np.empty((2, ONCE, kinds)), np.empty((2, choices, kinds, AGAIN)),
         np.empty((2, most, ONCE)), np.empty((2, num + 1, most, AGAIN)), np.empty((most, TRAFFIC)),
         np.zeros((2, num + 1, 2, 3)), np.zeros((2, 2, num + 1, 2, most)), np.empty((2, num), np.bool_),
-        np.zeros((2, num + 1, 2, 3)), np.empty((2, num_shares, num, leads)),
+        np.zeros((2, num + 1, 2, 2)), np.empty((2, num_shares, num, leads)),
         np.empty((2, num_shares, leads)), np.empty((4, leads, 5)), np.empty((num_gathers + 1, leads)),
         np.empty((4, num_hosts)), np.zeros((2, 5)), np.empty(leads), np.empty(ranks), np.empty(ranks),
         np.empty((5, most)), np.empty(NUM_ITEMS), np.empty((4, 2)),
-        np.empty((2, num, 2, 3)), np.empty((2, num, 2, 3)), np.empty((2, num_shares, num, leads)), np.empty(num),
+        np.empty((2, num, 2, 3)), np.empty((2, num, 2, 2)), np.empty((2, num_shares, num, leads)), np.empty(num),
         np.zeros(2), np.zeros(most), np.zeros((most, TRAFFIC)), np.empty((1, WIDTH)),
         np.zeros(1, np.bool_),
     )  # fmt: skip
+
+
+@kernel
+def _home(zero):
+    """A ZeRO stage with all at home and what is usual gathered ahead."""
+    return Keep(zero, 1, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @kernel
@@ -180,7 +194,7 @@ def _fill_columns(base, again, flags, x):
 @kernel
 def find_paths(base, again, flags, hop, code, p, v, m, place, made, corner, chunks, pipe, x):
     """Fill the first `counts` and `start` at the corner of a structure: cheapest row, recompute, overlaps, at home."""
-    num, home, nothing = place.counts.shape[0], Keep(0, 1, 1.0, 0.0, 0.0, 0.0, 0.0), x.nothing[0]
+    num, home, nothing = place.counts.shape[0], _home(0), x.nothing[0]
     x.is_refined[0] = False
     _fill_columns(base, again, flags, x)
     for ep in range(2):
@@ -274,16 +288,15 @@ def _count_passes(anchor, hop, blocking, code, p, v, m, place, made, chunks, pip
 
 
 @kernel
-def _along(counts, once, repeated, traffic, code, ep, passes, out):
+def _along(counts, once, repeated, traffic, code, ep, out):
     """Seconds of forwards, backwards and weight gradients along a path with all at home and no ZeRO traffic: `out` [3].
 
-    `counts` [PASSES, Q]; `passes` [PASSES, Q] gets the seconds of both backwards.
+    `counts` [PASSES, Q].
     """
     tf, tb, tw = 0.0, 0.0, 0.0
-    home = Keep(0, 1, 1.0, 0.0, 0.0, 0.0, 0.0)
+    home = _home(0)
     for j in range(once.shape[0]):
         f, b, w, alone_f, alone_b = chunk_seconds(once[j], repeated[j], code, ep, home, 0, traffic[j])
-        passes[1, j], passes[4, j] = b, alone_b
         tf += counts[0, j] * f + counts[3, j] * alone_f
         tb += counts[1, j] * b + counts[4, j] * alone_b
         tw += counts[2, j] * w
@@ -298,7 +311,7 @@ def _fill_zero(counts, once, repeated, traffic, flags, code, ep, keep, ahead, ou
     each as the path has of all, and what it has more of one at what that takes without traffic. Into `out`, where less
     than what is there.
     """
-    home = Keep(0, 1, 1.0, 0.0, 0.0, 0.0, 0.0)
+    home = _home(0)
     splits = splits_backward(code)
     for dp in range(1 if ahead else 0, 2):  # to gather ahead of others needs overlap
         if flags[3, dp] < 0:
@@ -325,7 +338,7 @@ def _fill_zero(counts, once, repeated, traffic, flags, code, ep, keep, ahead, ou
 def _along_all(counts, once, repeated, traffic, code, ep, keep, zero):
     """Seconds along a path with the host, on each class no less than what ZeRO makes of it, `zero` [Q]."""
     total = 0.0
-    home = Keep(0, 1, 1.0, 0.0, 0.0, 0.0, 0.0)
+    home = _home(0)
     for j in range(once.shape[0]):
         f, b, w, alone_f, alone_b = chunk_seconds(once[j], repeated[j], code, ep, home, 0, traffic[j])
         if keep.activations + keep.parameters + keep.gradients > 0.0:
@@ -350,7 +363,8 @@ def _fill_home(flags, code, place, options, num, num_plain, used, x):
     """
     # Plain locals, here and below: looking arrays up in a tuple costs reference counts.
     classes, all_counts, dots, held = place.counts.shape[0], x.counts[0], x.dots, x.held
-    r, traffic, first, blocks, passes = x.least_again, x.traffic, place.first, place.counts, x.anchor
+    r, traffic, first, blocks = x.least_again, x.traffic, place.first, place.counts
+    moved = Keep(0, 1, 1.0, 1.0, 0.0, 0.0, 0.0)
     for ep in range(2):
         if flags[1, ep] < 0:
             continue
@@ -371,22 +385,19 @@ def _fill_home(flags, code, place, options, num, num_plain, used, x):
             for pp in range(2):
                 if flags[2, pp] < 0:
                     continue
-                counts, ahead, back, rest = all_counts[ep, pp], 0.0, 0.0, 0.0
-                _along(counts, once, repeated, traffic, code, ep, passes, dots[ep, o, pp])
+                counts, ahead, back = all_counts[ep, pp], 0.0, 0.0
+                _along(counts, once, repeated, traffic, code, ep, dots[ep, o, pp])
                 for j in range(classes):
-                    moved = repeated[j, 3] * traffic[j, 5]
-                    ahead += (counts[0, j] + counts[3, j]) * moved
-                    # The first block of backward may be there already, if the others take longer to fetch.
-                    share = 1.0 / max(traffic[j, 4], 1.0)
-                    back += (counts[1, j] + counts[4, j]) * (moved - share * moved)
-                    rest += share * (counts[1, j] * passes[1, j] + counts[4, j] * passes[4, j])
-                held[ep, o, pp, 0], held[ep, o, pp, 1], held[ep, o, pp, 2] = ahead, back, rest
+                    down, fetch, _ = host_seconds(repeated[j, 3], 0.0, 0.0, code, moved, traffic[j])
+                    ahead += (counts[0, j] + counts[3, j]) * down
+                    back += (counts[1, j] + counts[4, j]) * fetch
+                held[ep, o, pp, 0], held[ep, o, pp, 1] = ahead, back
 
 
 @kernel
 def _fill_bytes(c, net, base, again, flags, zero, place, flying, late, options, kinds, num, num_plain, used, x):
-    """What ranks hold: `kept`, `moving` and `lowest` of activations, `still` and `ahead` of the rest."""
-    classes, slots = place.counts.shape[0], place.slots.shape[1]
+    """What ranks hold: `moving` and `lowest` of activations, `still` and `ahead` of the rest."""
+    classes, line = place.counts.shape[0], x.line
     saved, most, live, owed = x.bytes[0, :classes], x.bytes[1, :classes], x.bytes[2, :classes], x.bytes[3, :classes]
     logits = x.bytes[4, :classes]
     owed_bytes(place.counts, base, owed)
@@ -401,28 +412,18 @@ def _fill_bytes(c, net, base, again, flags, zero, place, flying, late, options, 
             if flags[1, ep] < 0:
                 continue
             for n in range(place.leads.size):
-                rank = place.leads[n]
-                kept, early, after, block, widest, words, words_early = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-                for slot in range(slots):
-                    j = place.slots[rank, slot]
-                    kept += flying[ep, rank, slot] * (saved[j] - logits[j])
-                    early += late[0, rank, slot] * (saved[j] - logits[j])
-                    words += flying[ep, rank, slot] * logits[j]
-                    words_early += late[0, rank, slot] * logits[j]
-                    after += late[1, rank, slot] * owed[j]
-                    block, widest = max(block, most[j]), max(widest, live[j])
                 for a in range(shares.size):
-                    flown = left_bytes(kept, shares[a], block) + words
-                    now = max(flown, left_bytes(early, shares[a], block) + words_early + after) + widest
+                    now = moving_bytes(
+                        place.leads[n], place.slots, flying[ep], late, saved, most, logits, owed, live, shares[a], line
+                    )
                     x.moving[ep, a, o, n] = now
                     x.lowest[ep, a, n] = min(x.lowest[ep, a, n], now)
-    line = x.line
     for n in range(place.leads.size):
         rank = place.leads[n]
         for z in range(4):
             if zero[z] < 0:
                 continue
-            static_bytes(rank, place.held, base, Keep(z, 1, 1.0, 0.0, 0.0, 0.0, 0.0), net, c, line)
+            static_bytes(rank, place.held, base, _home(z), net, c, line)
             x.still[z, n, 0], x.still[z, n, 1], x.still[z, n, 2] = line[0], line[1], line[2]
             static_bytes(rank, place.held, base, Keep(z, 1, 1.0, 0.0, 1.0, 1.0, 0.0), net, c, line)
             x.still[z, n, 3], x.still[z, n, 4] = line[0], line[1]
@@ -430,7 +431,7 @@ def _fill_bytes(c, net, base, again, flags, zero, place, flying, late, options, 
         x.ahead[gathers, n] = np.inf
         for g in range(gathers):
             x.ahead[g, n] = np.inf
-            asked = Keep(3, int(kinds.gathers[g, 0]), kinds.gathers[g, 1], 0.0, 0.0, 0.0, 0.0)
+            asked = _gathered(kinds.gathers, 3, g)
             for dp in range(2):
                 if flags[3, dp] >= 0:
                     static_bytes(rank, place.held, base, keep_of(asked, 3, dp), net, c, line)
@@ -452,7 +453,7 @@ def _fill_bunches(flags, leads, num, used, x):
             for pp in range(2):
                 for n in range(3):
                     x.bunch_dots[ep, bunch, pp, n] = min(x.bunch_dots[ep, bunch, pp, n], x.dots[ep, o, pp, n])
-                for n in range(3):
+                for n in range(2):
                     x.bunch_held[ep, bunch, pp, n] = min(x.bunch_held[ep, bunch, pp, n], x.held[ep, o, pp, n])
             for a in range(x.moving.shape[1]):
                 for n in range(leads):
@@ -501,8 +502,7 @@ def _span_floor(start, dots, held, more, unit, ep, at, share_a, q, share_g):
     for pp in range(2):
         down, fetch = share_a * held[ep, at, pp, 0], share_a * held[ep, at, pp, 1]
         tf = max(dots[ep, at, pp, 0], max(down + share_g * unit[pp, 2], q * unit[pp, 0]))
-        tb = max(dots[ep, at, pp, 1], fetch + max(q * unit[pp, 1], held[ep, at, pp, 2]))
-        tb = max(tb, share_g * unit[pp, 3])
+        tb = max(dots[ep, at, pp, 1], max(fetch + q * unit[pp, 1], share_g * unit[pp, 3]))
         tw = max(dots[ep, at, pp, 2], share_g * unit[pp, 4])
         span = min(span, start[ep, pp] + max((tf + tb) + tw, more[pp]))
     return span
@@ -518,11 +518,17 @@ def _memory_floor(sums, moving, ep, a, at, fixed):
 
 
 @kernel
+def _beaten(front, options, step, memory):
+    """Whether a point of the front beats what takes no less than this, but for rounding, and so many bytes."""
+    return is_beaten(front, step * SHADE if options.use_step else 0.0, memory if options.use_memory else 0.0)
+
+
+@kernel
 def _ceiling(front, options, step):
     """Bytes beyond which the front beats all that takes at least `step`; infinite where it asks nothing of memory."""
     if not options.use_memory:
         return np.inf
-    i = last_at_most(front.x, front.size[0], step if options.use_step else 0.0)
+    i = last_at_most(front.x, front.size[0], step * SHADE if options.use_step else 0.0)
     return front.y[i] if i >= 0 else np.inf
 
 
@@ -598,9 +604,9 @@ def hold_floors(
 
 @kernel
 def _gathered(gathers, z, g):
-    """A ZeRO stage with all at home."""
+    """A ZeRO stage with all at home, stage 3 under one way to gather."""
     if z < 3:
-        return Keep(z, 1, 1.0, 0.0, 0.0, 0.0, 0.0)
+        return _home(z)
     return Keep(z, int(gathers[g, 0]), gathers[g, 1], 0.0, 0.0, 0.0, 0.0)
 
 
@@ -608,32 +614,24 @@ def _gathered(gathers, z, g):
 def _fill_units(z, reshards, flags, code, place, ep, x):
     """What all weights and all gradients take at least on the host's link along the path, `unit` [B, 5].
 
-    Of gradients the least of each pass in chunk.py, however long the others are: what may go on beside other passes
-    does, and those get what is sure to.
+    Beside passes of no length, for no term of the host falls where a pass gets longer (chunk.py).
     """
-    pairs, splits = holds_pairs(code), splits_backward(code)
-    unit = x.unit
+    unit, traffic, all_counts = x.unit, x.traffic, x.counts
+    weights = Keep(z, 1 if reshards else 0, 1.0, 0.0, 1.0, 0.0, 0.0)
+    grads = Keep(z, 1, 1.0, 0.0, 0.0, 1.0, 0.0)
     for pp in range(2):
-        counts = x.counts[0, ep, pp]
         for n in range(5):
             unit[pp, n] = 0.0
         for j in range(place.counts.shape[0] if flags[2, pp] >= 0 else 0):
-            weights = x.traffic[j, 7] if z >= 3 else x.traffic[j, 6]
-            grads = x.traffic[j, 9] if z >= 2 else x.traffic[j, 8]
-            some = min(BUFFERS / max(x.traffic[j, 4], 1.0), 1.0)
-            ahead, back, late = counts[0, j] + counts[3, j], counts[1, j] + counts[4, j], counts[2, j]
-            unit[pp, 0] += ahead * weights
-            unit[pp, 1] += back * weights if reshards else 0.0
-            if splits and not pairs:
-                later = min(some, 2.0 * EVEN_SHARE) * grads
-                unit[pp, 2] += ahead * (0.5 * later)
-                unit[pp, 3] += back * (0.5 * later)
-                unit[pp, 4] += late * (max(1.0 - some, EVEN_SHARE) * grads)
-            else:
-                stay = max(1.0 - some, 1.0 - EVEN_SHARE) * grads
-                unit[pp, 2] += ahead * (min(some, EVEN_SHARE) * grads)
-                unit[pp, 3] += back * (0.5 * stay if pairs else stay)
-                unit[pp, 4] += late * (0.5 * stay if pairs else 0.0)
+            ahead = all_counts[0, ep, pp, 0, j] + all_counts[0, ep, pp, 3, j]
+            back = all_counts[0, ep, pp, 1, j] + all_counts[0, ep, pp, 4, j]
+            up, fetch, _ = host_seconds(0.0, 0.0, 0.0, code, weights, traffic[j])
+            f, b, w = host_seconds(0.0, 0.0, 0.0, code, grads, traffic[j])
+            unit[pp, 0] += ahead * up
+            unit[pp, 1] += back * fetch
+            unit[pp, 2] += ahead * f
+            unit[pp, 3] += back * b
+            unit[pp, 4] += all_counts[0, ep, pp, 2, j] * w
 
 
 @kernel
@@ -649,17 +647,16 @@ def _hold_kind(
     hosts, share_of, rest_of = kinds.hosts, kinds.share_of, kinds.rest_of
     some, is_open, used = below.some, below.each, below.used
     some_above, is_above = (some, is_open) if source != kind else (above.some, above.each)
-    xs, ys, size, use_step, use_memory = front.x, front.y, front.size[0], options.use_step, options.use_memory
     found, heavy, is_refined = False, 2 if z == 3 else 1, 1 if refined[0] else 0
     quickest = update[z, 0]
     for i in range(1, kinds.rests.shape[0]):
         quickest = min(quickest, update[z, i])
     # What the front asks of memory with all at home: the host makes no step shorter.
     span = _span_floor(start, dots, held, more, unit, ep, num, 0.0, 0.0, 0.0)
-    ceiling = _ceiling(front, options, finish(span, exposed, quickest, 0.0, c) * SHADE)
+    ceiling = _ceiling(front, options, finish(span, exposed, quickest, 0.0, c))
     for bunch in range((num + GROUP - 1) // GROUP):
         span = _span_floor(start, bunch_dots, bunch_held, more, unit, ep, bunch, 0.0, 0.0, 0.0)
-        ceilings[bunch] = _ceiling(front, options, finish(span, exposed, quickest, 0.0, c) * SHADE)
+        ceilings[bunch] = _ceiling(front, options, finish(span, exposed, quickest, 0.0, c))
     for h in range(hosts.shape[0]):
         if not some_above[source, h, ep]:
             continue
@@ -686,8 +683,7 @@ def _hold_kind(
             if memory > ceilings[bunch] or device(memory, c) > c.capacity_bytes:
                 continue
             span = _span_floor(start, bunch_dots, bunch_held, more, unit, ep, bunch, share, q, gr)
-            step = finish(span, exposed, seconds, 0.0, c) * SHADE
-            if beater(xs, ys, size, step if use_step else 0.0, memory if use_memory else 0.0) >= 0:
+            if _beaten(front, options, finish(span, exposed, seconds, 0.0, c), memory):
                 continue
             for o in range(first, last if whole else first):
                 is_open[kind, h, ep, o] = any_open = True
@@ -698,8 +694,7 @@ def _hold_kind(
                 if device(memory, c) > c.capacity_bytes:
                     continue
                 span = _span_floor(start, dots, held, more, unit, ep, o, share, q, gr)
-                step = finish(span, exposed, seconds, 0.0, c) * SHADE
-                if beater(xs, ys, size, step if use_step else 0.0, memory if use_memory else 0.0) >= 0:
+                if _beaten(front, options, finish(span, exposed, seconds, 0.0, c), memory):
                     continue
                 if z >= 2 and not done[ep, o]:
                     for path in range(1 + is_refined):
@@ -726,8 +721,7 @@ def _hold_kind(
                             )  # fmt: skip
                             longest = max(longest, along + (start[ep, pp] if path == 0 else 0.0))
                         span = min(span, longest)
-                    step = finish(span, exposed, seconds, 0.0, c) * SHADE
-                    if beater(xs, ys, size, step if use_step else 0.0, memory if use_memory else 0.0) >= 0:
+                    if _beaten(front, options, finish(span, exposed, seconds, 0.0, c), memory):
                         continue
                 is_open[kind, h, ep, o] = used[o] = True
                 any_open = True

@@ -91,12 +91,8 @@ def sweep(
             node = tree.nodes[n]
             depth, variant = node[DEPTH], node[VARIANT]
             row_of_node(t, tree, kinds.prices[part.row[i]], node, x.rows, x.bases, x.agains)
-            base, again, row, c = (
-                x.bases[depth],
-                x.agains[depth],
-                x.rows[depth],
-                constants_of(tree.constants[node[NUMBERS]]),
-            )
+            base, again, row = x.bases[depth], x.agains[depth], x.rows[depth]
+            c = constants_of(tree.constants[node[NUMBERS]])
             hop = t.hop_bytes[row] * net[HOP_BYTE] + net[HOP_LAT]
             x.flags[:], zero[:] = part.flags[i], part.zero[i]
             if variant >= 0 and kinds.needs[variant, 0]:
@@ -109,23 +105,20 @@ def sweep(
                 find_paths(
                     base, again, x.flags, hop, code, p, v, m, place, made, options.corner, x.chunks, x.pipe, floors
                 )
-            if prune and not hold_floors(
-                t, c, net, base, again, row, x.flags, zero, variant, code, p, place, flying, late, options, kinds,
-                num_here, num_plain, front, above, below_it, floors,
-            ):  # fmt: skip
-                n = node[SKIP]
-                continue
-            if prune and n == start:  # few come here: worth a closer look
-                find_heavy_paths(
-                    x.flags, zero, hop, code, p, v, m, place, made, kinds.hosts, num_here, above.used, x.chunks, x.pipe,
-                    floors,
-                )  # fmt: skip
-                if not hold_floors(
+            is_open = True
+            for closer in range(2 if prune and n == start else 1 if prune else 0):
+                if closer == 1 and is_open:  # few structures come here: worth a second look
+                    find_heavy_paths(
+                        x.flags, zero, hop, code, p, v, m, place, made, kinds.hosts, num_here, above.used, x.chunks,
+                        x.pipe, floors,
+                    )  # fmt: skip
+                is_open = is_open and hold_floors(
                     t, c, net, base, again, row, x.flags, zero, variant, code, p, place, flying, late, options, kinds,
                     num_here, num_plain, front, above, below_it, floors,
-                ):  # fmt: skip
-                    n = node[SKIP]
-                    continue
+                )  # fmt: skip
+            if not is_open:
+                n = node[SKIP]
+                continue
             if variant >= 0:
                 _leaf(
                     t, c, part, i, kinds, variant, base, again, row, hop, place, made, flying, late, options,
