@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from estimator.strategy import Schedule
 from estimator.tasks import Device, Stream, Tasks
 from results.pareto import non_dominated
 from search.space import Sampler, Space, load_space
+
+if TYPE_CHECKING:
+    from search.sweep import Plan
 
 __all__ = ["CASES", "Case", "machine", "selected"]
 
@@ -37,6 +40,7 @@ LIBRARIES = ("numpy", "numba", "ray", "pyarrow", "moocore")
 NUM_POINTS = 1_000_000
 NUM_CALLS = 30
 NUM_STARTS = 5
+NUM_PAIRS = 5
 SAMPLED = {"llama3_8b_small": 19, "llama3_70b": 320}
 """Configurations that each sampler tries: half of the small space, a fortieth of the other."""
 SAMPLERS = {
@@ -188,7 +192,7 @@ def _pipeline(*, stages: int, micro_batches: int, blocks: int) -> Tasks:
 
 def _sweep_s(name: str) -> float:
     """The exact front on every core, from the space on: without Ray's start and the replay of finalists."""
-    seconds = _launched(load_space(name), None)
+    seconds = _launched(load_space(name))
     return seconds["enumerate"] + seconds["warm_up"] + seconds["sweep"]
 
 
@@ -205,9 +209,28 @@ def _peak_rss_bytes(name: str) -> float:
 
 
 def _scaling_2_workers() -> float:
-    """How much faster two workers sweep than one, where there is most to sweep."""
-    space = load_space(WIDE)
-    return _launched(space, 1)["sweep"] / _launched(space, 2)["sweep"]
+    """How much faster two workers sweep than one, where there is most to sweep: median of pairs."""
+    from search.fold import folded
+    from search.pool import one_session
+    from search.sweep import prepare
+
+    plan = prepare(folded(load_space(WIDE))[0])
+    with one_session(num_workers=2):
+        return median(_swept_s(plan, 1) / _swept_s(plan, 2) for _ in range(NUM_PAIRS))
+
+
+def _swept_s(plan: Plan, workers: int) -> float:
+    """Seconds in which workers that have started sweep the blocks of a plan."""
+    from search.pool import BlockDone, RayPool
+    from search.sweep import SweepWorker, merge
+
+    found = [plan.warm]
+    with RayPool(SweepWorker, plan, num_workers=workers) as pool:
+        start = time.perf_counter()
+        for done in pool.map(plan.blocks, lambda: found[-1]):
+            assert isinstance(done, BlockDone), done
+            found.append(merge([found[-1], done.value], plan.space, bounded=plan.bounded))
+        return time.perf_counter() - start
 
 
 class _Silent:
@@ -220,12 +243,12 @@ class _Silent:
         """Nothing to say."""
 
 
-def _launched(space: Space, workers: int | None) -> dict[str, float]:
+def _launched(space: Space) -> dict[str, float]:
     """Seconds by phase of a run."""
     from search.launch import LaunchOptions, launch
 
     with tempfile.TemporaryDirectory() as folder:
-        run = launch(space, LaunchOptions(out=Path(folder, "run"), workers=workers), _Silent())
+        run = launch(space, LaunchOptions(out=Path(folder, "run")), _Silent())
         seconds: dict[str, float] = run.manifest["seconds"]
         run.close()
     return seconds

@@ -215,11 +215,11 @@ def _sweep(run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progres
     """The rest of the plan on a pool, block by block into the journal."""
     sweeping = _Sweeping(run, plan, progress)
     left = sweeping.recall()
-    started = time.perf_counter()
+    begun = time.perf_counter()
+    seconds["sweep"] = 0.0
     if left and not sweeping.is_enough():
         progress.phase("starting workers" if options.pool == "inline" else "starting workers on Ray")
         with _pool(SweepWorker, plan, space=plan.space, options=options) as pool:
-            seconds["pool"] = time.perf_counter() - started
             run.update_manifest(workers=pool.num_workers)
             progress.phase(f"sweeping {len(left)} blocks on {pool.num_workers} worker{'s'[: pool.num_workers - 1]}")
             started = time.perf_counter()
@@ -230,12 +230,13 @@ def _sweep(run: RunFolder, plan: Plan, options: LaunchOptions, progress: Progres
                     if sweeping.is_enough():
                         break
             finally:  # a crash must not be forgotten because the run ended otherwise
+                seconds["sweep"] = time.perf_counter() - started
                 told = [{"time_s": e.time_s, "kind": e.kind.value, "text": e.text} for e in pool.events]
                 run.update_manifest(events=[*run.manifest["events"], *told])
+    seconds["pool"] = time.perf_counter() - begun - seconds["sweep"]  # workers, and Ray: their start and their end
     if failed := sweeping.failed:
         what = "; ".join(f"block {b.start}:{b.stop} after {b.attempts} attempts: {b.error}" for b in failed[:3])
         raise RuntimeError(f"{len(failed)} blocks failed ({what}); `search resume {run.path}` tries them again")
-    seconds["sweep"] = time.perf_counter() - started
     return sweeping.found
 
 

@@ -26,7 +26,7 @@ from search.nest import COUNTS, DERIVED, OPTION_VALUES, Filter, Kinds, Options, 
 from search.objective import exactness
 from search.program import text_code
 from search.space import Keep, Space
-from search.staircase import Staircase, insert, is_beaten, new_staircase
+from search.staircase import Staircase, new_staircase
 from search.structures import enumerate_space, structure_filters
 from search.tree import grown
 from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, World
@@ -34,9 +34,10 @@ from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structur
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
            "survey", "sweep_inline", "sweep_plan", "warmed_up"]  # fmt: skip
 
-WARM_UP = 64  # structures with the lowest step bound, swept first
-WARM_LAYERS = 1  # and the first layer of the front of bounds
+WARM_UP = 4  # structures with the lowest step bound, swept before workers start
 BLOCK = 256  # structures of one block: tens of milliseconds
+FIRST_BLOCK, GROWTH, LAST_BLOCK = 1, 1.03, 1024
+"""Where bounds prune: the most promising structures take longest and lower the front most, so they are soon shared."""
 PAIRS = 64  # of a structure whose rate is measured: most structures of wide spaces have tens of thousands
 ENUMERATED = 1 << 16  # candidates composed at a time where all are enumerated
 OF_WORLD = tuple(name for name in WORLD_AXES if name in KNOWN_NAMES and name not in OPTION_VALUES)
@@ -112,22 +113,32 @@ def warmed_up(plan: Plan) -> Plan:
     space, enumeration, n = plan.space, plan.enumeration, len(plan.order)
     worker = SweepWorker(plan)
     if plan.prune and n:
-        first = _promising(plan.lows)
+        first = np.sort(np.argsort(plan.lows[:, 0], kind="stable")[:WARM_UP])
         plan.warm = worker.sweep(first, None)
         rest = np.setdiff1d(np.arange(n), first)
         alive = rest[~worker.beaten(rest, plan.warm)]
         skipped = len(rest) - len(alive)
         plan.warm.counts[0] += skipped
         plan.warm.counts[1] += int(enumeration.structures.legal[rest].sum() - enumeration.structures.legal[alive].sum())
-        score = np.log(plan.lows[alive]).sum(axis=1)
-        plan.order = alive[np.argsort(score, kind="stable")]
-    size = space.options.block_size or BLOCK
-    plan.blocks = [(a, min(a + size, len(plan.order))) for a in range(0, len(plan.order), size)]
+        plan.order = alive[_promising_first(plan.lows[alive])]
+    plan.blocks = _blocks(len(plan.order), space.options.block_size, growing=plan.prune)
     plan.seconds = {
         "enumerate": plan.seconds["enumerate"],
         "warm_up": plan.seconds["bound"] + time.perf_counter() - start,
     }
     return plan
+
+
+def _blocks(num: int, size: int | None, *, growing: bool) -> list[tuple[int, int]]:
+    """Cuts of `num` structures: of one size, or growing."""
+    blocks, start = [], 0
+    length = float(size or (FIRST_BLOCK if growing else BLOCK))
+    while start < num:
+        blocks.append((start, min(start + int(length), num)))
+        start = blocks[-1][1]
+        if size is None:
+            length = min(length * GROWTH, LAST_BLOCK) if growing else length
+    return blocks
 
 
 def _exactness(space: Space) -> tuple[bool, str]:
@@ -147,16 +158,14 @@ def _nothing() -> Swept:
                  counts=np.zeros(len(COUNTS), np.int64))  # fmt: skip
 
 
-def _promising(lows: np.ndarray) -> np.ndarray:
-    """Structures with the lowest step bound, and the first layers of the front of lower corners."""
-    chosen = [np.argsort(lows[:, 0], kind="stable")[:WARM_UP]]
-    left = np.arange(len(lows))
-    for _ in range(WARM_LAYERS):
-        if len(left):
-            layer = left[non_dominated(lows[left], left)]
-            chosen.append(layer)
-            left = np.setdiff1d(left, layer)
-    return np.unique(np.concatenate(chosen))
+def _promising_first(lows: np.ndarray) -> np.ndarray:
+    """Order of structures: the front of lower corners, then the others, each by the product of step time and memory.
+
+    Little adds to a front that has been through the first: most of the others then close at their corner.
+    """
+    behind = np.ones(len(lows), dtype=bool)
+    behind[non_dominated(lows, np.arange(len(lows)))] = False
+    return np.lexsort((np.log(lows).sum(axis=1), behind))
 
 
 class SweepWorker:
@@ -173,6 +182,8 @@ class SweepWorker:
         self.scales = [self._scale(world) for world in self.worlds]
         system = [self.systems.index(world.system) for world in self.worlds]
         self.system_of_world = np.array(system, dtype=np.int64)
+        if plan.bounded and self.worlds:  # load, or compile, the code before the first block waits for it
+            self._sweep_world(0, np.zeros(0, np.int64), new_staircase(), np.zeros(len(COUNTS), np.int64))
 
     def run(self, start: int, stop: int, hint: Any) -> Swept:  # noqa: ANN401 - the pool's protocol
         """Sweep structures `order[start:stop]`; `hint` is a front found so far, which only prunes."""
@@ -213,11 +224,7 @@ class SweepWorker:
         for s in np.unique(system_of):
             front = _seeded(hint, int(s)) if hint is not None else new_staircase()
             for w, mine in self._by_world(index[system_of == s]):
-                part = self.structures.take(mine)
-                sweep(
-                    self.tables[w], _part(part), self.kinds[w], self.options[w], self._filter(w, part), front,
-                    self.plan.prune, np.ascontiguousarray(self.plan.lows[mine]), counts,
-                )  # fmt: skip
+                self._sweep_world(w, mine, front, counts)
             x, y, key = front.points()
             new = ~np.isin(key, hint.ids) if hint is not None else np.ones(len(key), dtype=bool)
             ids.append(key[new])
@@ -228,6 +235,13 @@ class SweepWorker:
         return Swept(
             ids=np.concatenate(ids), systems=np.concatenate(systems), values=np.concatenate(values), counts=counts
         )
+
+    def _sweep_world(self, w: int, index: np.ndarray, front: Staircase, counts: np.ndarray) -> None:
+        part = self.structures.take(index)
+        sweep(
+            self.tables[w], _part(part), self.kinds[w], self.options[w], self._filter(w, part), front,
+            self.plan.prune, np.ascontiguousarray(self.plan.lows[index]), counts,
+        )  # fmt: skip
 
     def enumerate(self, index: np.ndarray) -> Swept:
         """Every candidate of some structures, composed in batches; for objectives without proven bounds."""
@@ -334,11 +348,11 @@ def _part(s: Structures) -> Part:
 
 
 def _seeded(found: Swept, system: int) -> Staircase:
-    front = new_staircase()
-    mine = found.systems == system
-    for (x, y), key in zip(found.values[mine], found.ids[mine], strict=True):
-        if not is_beaten(front, x, y):
-            insert(front, x, y, key)
+    """The front of one system as a staircase: its points differ, and each has the least memory of all as fast."""
+    front, mine = new_staircase(), np.flatnonzero(found.systems == system)
+    mine = mine[np.argsort(found.values[mine, 0])]
+    n = len(mine)
+    front.x[:n], front.y[:n], front.id[:n], front.size[0] = *found.values[mine].T, found.ids[mine], n
     return front
 
 
@@ -394,7 +408,7 @@ def fingerprint(plan: Plan) -> str:
 
 
 def is_compiled() -> bool:
-    """Whether the machine code of the nest is loaded or on disk; else the first call compiles it, about a minute."""
+    """Whether the machine code of the nest is loaded or on disk; else the first call compiles it, for minutes."""
     if sweep.signatures:
         return True
     name = f"*.{sweep.py_func.__qualname__}-{sweep.py_func.__code__.co_firstlineno}.*.nbi"

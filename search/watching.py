@@ -9,7 +9,7 @@ from typing import Any, Protocol
 __all__ = ["FIRST_RUN", "Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update"]
 
 
-FIRST_RUN = "; compiling the sweep (first run only, about a minute)"
+FIRST_RUN = "; compiling the sweep (first run only, two to three minutes)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

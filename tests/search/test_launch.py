@@ -180,7 +180,7 @@ def test_the_best_of_every_objective_is_told(objectives, tmp_path):
 def test_the_first_run_says_that_it_compiles(tmp_path, monkeypatch):
     assert not any("compil" in text for text in phases_of(tmp_path / "again"))
     monkeypatch.setattr(search.launch, "is_compiled", lambda: False)
-    assert phases_of(tmp_path / "first")[0].endswith("compiling the sweep (first run only, about a minute)")
+    assert phases_of(tmp_path / "first")[0].endswith("compiling the sweep (first run only, two to three minutes)")
 
 
 def phases_of(out: Path) -> list[str]:
