@@ -9,6 +9,7 @@ hide is much the same for every layer. Memory is left to the sweep, which holds 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from estimator.auto_layout import pipeline_of
 from estimator.cost.table import Base
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
-from estimator.rules import Case, check, paired
+from estimator.rules import Case, paired
 from estimator.schedule.rules import VEES
 from estimator.segments import segment_of_ranks
 from estimator.step import distinct
@@ -30,9 +31,11 @@ from search.legality import refusal_of
 from search.space import Space
 from search.worlds import VARIANT_AXES
 
-__all__ = ["LayoutFinder", "with_space_layout"]
+__all__ = ["Admits", "LayoutFinder", "with_space_layout"]
 
 Layers = tuple[int, ...]
+Admits = Callable[[Mapping[str, Any]], np.ndarray]
+"""Which points rules let through with other values of some fields of the strategy."""
 COLUMNS = (
     Base.F_COMP, Base.F_HOST, Base.F_CP, Base.F_TP0, Base.B_COMP, Base.B_HOST, Base.B_CP, Base.B_TP0, Base.W_COMP,
     Base.W_HOST,
@@ -83,8 +86,11 @@ class LayoutFinder:
         depths = [self.builder.depth(i) for i in made]
         return np.array(made, dtype=np.int64)[where], np.array(depths)[where]
 
-    def repeats(self, case: Case, place: int, ok: np.ndarray) -> np.ndarray:
-        """Points, of those that are `ok` [S], whose layers per chunk an earlier value of the axis gives as well."""
+    def repeats(self, case: Case, place: int, ok: np.ndarray, admits: Admits) -> np.ndarray:
+        """Points, of those that are `ok` [S], whose layers per chunk an earlier value of the axis gives as well.
+
+        `admits`: which points rules let through under another value [S].
+        """
         repeats, earlier = np.zeros_like(ok), self.space.axes["layout"][:place]
         at = np.flatnonzero(ok)
         if not earlier or not len(at):
@@ -94,7 +100,7 @@ class LayoutFinder:
         for value in earlier:
             other: dict[str, Any] = {"layout": value}
             strategy = replace(case.strategy, **other)
-            legal = np.flatnonzero(check(Case(case.model, strategy, case.system, case.workload, case.sizes)) == 0)
+            legal = np.flatnonzero(admits(other)[at])
             if len(legal):
                 repeats[at[legal]] |= self.layers(strategy, case.take(legal).sizes) == own[legal]
         return repeats

@@ -105,11 +105,28 @@ class Family:
     choices: tuple[Recompute, ...]
     found: list[Columns] = field(default_factory=list)
     _finders: dict[tuple[Any, ...], LayoutFinder] = field(default_factory=dict)
+    _ways: np.ndarray | None = None
 
     @property
     def strategy(self) -> Strategy:
         """With the first value on each axis of variants."""
         return self.variants.strategies[0]
+
+    @property
+    def ways(self) -> np.ndarray:
+        """Pairs of a variant and a way to keep by what they need, of each kit [kits, 2, 2, 3].
+
+        Needed: overlap of TP; of DP, below ZeRO-3; no stage, ZeRO-3, or ZeRO-3 with overlap of DP.
+        """
+        if self._ways is None:
+            v, keeps = self.variants, self.keeps.needs.sum(axis=1)
+            self._ways = np.zeros((len(v.kits) - 1, 2, 2, 3), dtype=np.int64)
+            for kit in range(len(self._ways)):
+                members = v.of(kit)
+                for need in range(3):
+                    each = self.pairs[members][:, keeps == need].sum(axis=1)
+                    np.add.at(self._ways[kit, :, :, need], tuple(v.needs[members].T), each)
+        return self._ways
 
     def finder(self, strategy: Strategy) -> LayoutFinder:
         """What finds the layouts of a strategy; those of one rule share what they have found."""

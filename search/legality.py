@@ -8,7 +8,7 @@ strategy costs a few bitwise ands.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -141,21 +141,29 @@ class Slab:
         known.setdefault(reads, {})[tuple(told[name] for name in reads)] = mask
         return mask
 
-    def legal(self, strategy: Strategy, rejected: Rejected) -> np.ndarray:
-        """Points that all rules let through [N]; `rejected` gets how many each refuses first, and an example."""
+    def admits(self, strategy: Strategy) -> np.ndarray:
+        """Points that all rules let through [N]."""
+        alive, told = np.ones(self.flat.shape, dtype=bool), told_of(strategy)
+        for rule in RULES:
+            alive &= self.ok(rule, strategy, told)
+        return alive
+
+    def legal(self, strategy: Strategy, rejected: Rejected, known: Collection[str] = ()) -> np.ndarray:
+        """The same; `rejected` gets how many each rule refuses first, and an example unless it is `known`."""
         alive, told = np.ones(self.flat.shape, dtype=bool), told_of(strategy)
         for code, rule in enumerate(RULES, start=1):
-            alive = self._sift(code, rule, strategy, told, alive, rejected)
+            alive = self._sift(code, rule, strategy, told, alive, rejected, known)
         return alive
 
     def _sift(
-        self, code: int, rule: Rule, strategy: Strategy, told: Told, alive: np.ndarray, rejected: Rejected
-    ) -> np.ndarray:
+        self, code: int, rule: Rule, strategy: Strategy, told: Told, alive: np.ndarray, rejected: Rejected,
+        known: Collection[str] = (),
+    ) -> np.ndarray:  # fmt: skip
         mask = self.ok(rule, strategy, told)
         refused = alive & ~mask
         if num := int(np.count_nonzero(refused)):
             before, example = rejected.get(rule.name, (0, ""))
-            if not example:
+            if not example and rule.name not in known:
                 first = np.flatnonzero(refused)[:1]
                 example = explain(self.case(strategy).take(first), code)
             rejected[rule.name] = (before + num, example)

@@ -11,19 +11,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from estimator.rules import RULES, Case, check
+from estimator.rules import RULES, Case
 from estimator.span_codes import CODES
 from estimator.step import distinct
 from estimator.strategy import RankOrder, Recompute, RecomputeKind, Schedule, Strategy
 from estimator.tables import choice_index
 from hardware.system import SystemSpec
 from search.axes import AXES, strategy_of
-from search.balanced import LayoutFinder, with_space_layout
+from search.balanced import Admits, LayoutFinder, with_space_layout
 from search.expression import Expression, strategy_values
 from search.family import Columns, Family, keeps_of, variants_of
 from search.idle import effective, refused_overlaps, shares_weights, without_idle_options
@@ -220,13 +222,13 @@ class _Maker:
         for place, schedule in enumerate(self.space.axes["schedule"]):
             assert isinstance(schedule, Schedule)
             scheduled, rejected = replace(strategy, schedule=schedule), dict[str, tuple[int, str]]()
-            alive = np.flatnonzero(slab.legal(scheduled, rejected))
+            alive = np.flatnonzero(slab.legal(scheduled, rejected, self.examples))
             self._reject_all(rejected, 1)
             if not len(alive):
                 continue
             sizes = {name: values[alive] for name, values in slab.sizes.items()}
             case = Case.of(self.space.model, scheduled.with_sizes(sizes), slab.system, self.space.workload)
-            kept = self._kept(case, at, family.finder(scheduled))
+            kept = self._kept(case, at, family.finder(scheduled), partial(_admitted, slab, scheduled, alive))
             if not len(kept):
                 continue
             ids = base + place * self.steps["schedule"] + np.zeros(len(kept), dtype=np.int64)
@@ -255,11 +257,11 @@ class _Maker:
             bucket_ids=np.arange(len(buckets), dtype=np.int64) * steps["bucket_bytes"],
         )
 
-    def _kept(self, case: Case, at: dict[str, int], finder: LayoutFinder) -> np.ndarray:
+    def _kept(self, case: Case, at: dict[str, int], finder: LayoutFinder, admits: Admits) -> np.ndarray:
         """Of legal points those that no earlier value of an axis stands for, and that constraints let through."""
         ok = np.ones(case.tp.shape, dtype=bool)
-        repeats = self._repeats(case, at)
-        repeats |= finder.repeats(case, at["layout"], ~repeats)
+        repeats = self._repeats(case, at, admits)
+        repeats |= finder.repeats(case, at["layout"], ~repeats, admits)
         self._reject("no_effect", int(repeats.sum()), "")
         ok &= ~repeats
         values = {**strategy_values(case.strategy), **case.sizes, "num_gpus": float(case.system.num_chips)}
@@ -279,7 +281,7 @@ class _Maker:
             if example:
                 self.examples.setdefault(rule, example)
 
-    def _repeats(self, case: Case, at: dict[str, int]) -> np.ndarray:
+    def _repeats(self, case: Case, at: dict[str, int], admits: Admits) -> np.ndarray:
         """Points that an earlier value of an axis stands for.
 
         Without effect are sequence parallelism at tp 1, the kind of cp at cp 1, the order of ranks at pp 1 or dp 1,
@@ -293,12 +295,8 @@ class _Maker:
             "redundant_experts": (case.ep == 1) | (case.model.moe is None),
         }  # fmt: skip
         for axis, has_no_effect in alone.items():
-            idle = np.flatnonzero(has_no_effect)
-            for value in self.space.axes[axis][: at[axis]] if idle.size else ():
-                mine = case.take(idle)
-                earlier: dict[str, Any] = {axis: value}
-                strategy = replace(case.strategy, **earlier)
-                repeats[idle] |= check(Case(mine.model, strategy, mine.system, mine.workload, mine.sizes)) == 0
+            for value in self.space.axes[axis][: at[axis]] if has_no_effect.any() else ():
+                repeats |= has_no_effect & admits({axis: value})
         group = case.strategy.interleave_group or case.pp
         for value in self.space.axes["interleave_group"][: at["interleave_group"]]:
             repeats |= group == (value or case.pp)
@@ -319,7 +317,7 @@ class _Maker:
             zero[(s["dp"] % _number(earlier) == 0) & (s["edp"] % _number(earlier) == 0), 0] = -1
         num_blocks = self._num_blocks(depths, per_chunk=per_chunk)
         kits, num_plain = family.kits(s), 0 if per_chunk else len(self.options.plain)
-        ways = _ways_of(family)[kits] * np.where(shared[:, None, None, None], 1, np.array([1, 0, 0]))
+        ways = family.ways[kits] * np.where(shared[:, None, None, None], 1, np.array([1, 0, 0]))
         legal = self._count(flags, zero, num_blocks, num_plain, ways)
         self._count_options(len(ids), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
@@ -371,8 +369,7 @@ class _Maker:
     ) -> np.ndarray:
         """Candidates per structure: recompute x variants x overlaps x (ZeRO and DP options, buckets where they act).
 
-        `ways` [S, 2, 2, 3]: pairs of a variant and a way to keep by what they need: overlap of TP; overlap of DP below
-        ZeRO-3; no stage, ZeRO-3, or ZeRO-3 with overlap of DP.
+        `ways` [S, 2, 2, 3]: those of its kit (Family.ways).
         """
         on = flags >= 0
         stages, low, third = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1), zero[:, 3] >= 0
@@ -410,16 +407,9 @@ class _Maker:
             self.by_rule["no_effect"] += repeated
 
 
-def _ways_of(family: Family) -> np.ndarray:
-    """Pairs of a variant and a way to keep by what they need, of each kit [kits, 2, 2, 3] (`_count`)."""
-    v, keeps = family.variants, family.keeps.needs.sum(axis=1)
-    out = np.zeros((len(v.kits) - 1, 2, 2, 3), dtype=np.int64)
-    for kit in range(len(out)):
-        members = v.of(kit)
-        for need in range(3):
-            each = family.pairs[members][:, keeps == need].sum(axis=1)
-            np.add.at(out[kit, :, :, need], tuple(v.needs[members].T), each)
-    return out
+def _admitted(slab: Slab, strategy: Strategy, points: np.ndarray, other: Mapping[str, Any]) -> np.ndarray:
+    """Which of some points rules let through with other values of some fields."""
+    return slab.admits(replace(strategy, **other))[points]
 
 
 def _as_block(values: dict[str, object]) -> dict[str, object]:
