@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -220,12 +221,13 @@ def _scaling_2_workers() -> float:
 
 
 def _swept_s(plan: Plan, workers: int) -> float:
-    """Seconds in which workers that have started sweep the blocks of a plan."""
+    """Seconds in which workers that have started, their code loaded, sweep the blocks of a plan."""
     from search.pool import BlockDone, RayPool
     from search.sweep import SweepWorker, merge
 
     found = [plan.warm]
     with RayPool(SweepWorker, plan, num_workers=workers) as pool:
+        deque(pool.map(plan.blocks[-2 * workers :], lambda: plan.warm), maxlen=0)
         start = time.perf_counter()
         for done in pool.map(plan.blocks, lambda: found[-1]):
             assert isinstance(done, BlockDone), done

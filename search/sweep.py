@@ -182,8 +182,6 @@ class SweepWorker:
         self.scales = [self._scale(world) for world in self.worlds]
         system = [self.systems.index(world.system) for world in self.worlds]
         self.system_of_world = np.array(system, dtype=np.int64)
-        if plan.bounded and self.worlds:  # load, or compile, the code before the first block waits for it
-            self._sweep_world(0, np.zeros(0, np.int64), new_staircase(), np.zeros(len(COUNTS), np.int64))
 
     def run(self, start: int, stop: int, hint: Any) -> Swept:  # noqa: ANN401 - the pool's protocol
         """Sweep structures `order[start:stop]`; `hint` is a front found so far, which only prunes."""
