@@ -79,8 +79,10 @@ def _with_remedy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _refused(plan: Plan, free: Plan) -> list[dict[str, Any]]:
-    """The fastest of what fits without the constraints."""
+    """The fastest of what fits without the constraints; none where there is no structure, or none fits."""
     found = sweep_plan(free)
+    if not len(found.ids):
+        return []
     ids = found.ids[np.argsort(found.values[:, 0], kind="stable")[:CLOSEST]]
     columns = compose_ids(free.space, free.enumeration, ids)
     rows = [_row(free.space, int(key), {n: float(c[i]) for n, c in columns.items()}) for i, key in enumerate(ids)]

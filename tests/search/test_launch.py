@@ -288,6 +288,8 @@ TINY = "--set", "model=llama3_70b", "--set", "system={cluster: dgx_h100, num_chi
 NOTHING = {
     "memory": ("llama3_8b_small", TINY),
     "rules": ("llama3_8b_small", ("--set", "strategy.tp=[3, 5]", "--set", "constraints=[]")),
+    "rules beside constraints": ("llama3_8b_small", ("--set", "workload.global_batch=1")),
+    "no experts": ("llama3_8b_small", ("--set", "strategy.ep=[2, 4]")),
     "results": ("llama3_8b_small", ("--set", "constraints=['step_time_s < 0.001']")),
     "options": ("llama3_8b_small", ("--set", "constraints=['zero_stage == 3 and overlap_dp == 0 and tp < 0']")),
     "structures": ("llama3_8b_small", ("--set", "constraints=['tp > 64']")),
@@ -306,13 +308,14 @@ def test_where_nothing_is_feasible_it_is_3_with_reasons_and_a_readable_run(searc
     assert len(run.read_front()) == 0
     assert counts["front"] == 0
     rejected = {row["rule"]: row for row in run.read_rejections().rows()}
-    reason = {"memory": "memory", "rules": "world"}.get(name, "constraint")
+    illegal = {"rules": "world", "rules beside constraints": "batch", "no experts": "experts"}
+    reason = {"memory": "memory", **illegal}.get(name, "constraint")
     assert reason in rejected
     assert reason in said.out
     assert rejected[reason]["example"] or reason == "memory"
     if reason == "constraint":
         assert "loosen them" in " ".join(said.out.split())
-    assert ("closest" in said.out) == (name != "rules")
+    assert ("closest" in said.out) == (name not in illegal)
     for words in (("why", "run"), ("show", "run"), ("resume", "run", "--pool", "inline"), ("runs", ".")):
         assert search(*words).code in (0, 3), words
 
