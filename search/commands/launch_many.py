@@ -91,9 +91,11 @@ def _carry_out_one(batch: BatchIndex, number: int, options: LaunchOptions) -> in
     except NothingFeasible:
         return _nothing(batch, number)
     except (ValueError, OSError, PoolError) as error:
-        return _failed(batch, number, error, BAD_INPUT)
+        return _failed(batch, number, str(error), BAD_INPUT)
     except (RuntimeError, MemoryError) as error:
-        return _failed(batch, number, error, DEFECT)
+        return _failed(batch, number, str(error), DEFECT)
+    except Exception as error:  # The named boundary: a defect of ours in one space is its line in the index.
+        return _failed(batch, number, f"a defect of ours: {type(error).__name__}: {error}; {_retried(path)}", DEFECT)
 
 
 def _nothing(batch: BatchIndex, number: int) -> int:
@@ -103,8 +105,13 @@ def _nothing(batch: BatchIndex, number: int) -> int:
     return NOTHING_FEASIBLE
 
 
-def _failed(batch: BatchIndex, number: int, error: Exception, code: int) -> int:
-    sentence = " ".join(str(error).split())
+def _retried(path: Path) -> str:
+    """How a defect shows where it is."""
+    return f"report what this prints: search resume {shlex.quote(str(path))} --traceback"
+
+
+def _failed(batch: BatchIndex, number: int, why: str, code: int) -> int:
+    sentence = " ".join(why.split())
     tell(f"failed: {sentence}")
     batch.settle(number, outcome="failed", error=sentence)
     return code

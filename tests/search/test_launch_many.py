@@ -112,6 +112,24 @@ def test_a_run_that_fails_is_told_and_tried_again_by_resume(search, spaces, monk
     assert [row["outcome"] for row in BatchIndex.open(Path("batch")).rows()] == ["done", "done"]
 
 
+def test_a_defect_in_one_space_does_not_end_the_others_and_is_the_worst_exit_code(search, spaces, monkeypatch):
+    whole = launch_many.resume
+
+    def breaks(path, options, progress):
+        if path.name == "a":
+            raise KeyError("no such candidates: []")
+        return whole(path, options, progress)
+
+    monkeypatch.setattr(launch_many, "resume", breaks)
+    said = search("launch", "spaces/*.yaml", *INLINE, "--out", "batch")
+    assert said.code == 1
+    outcomes = {row["run"]: row["outcome"] for row in BatchIndex.open(Path("batch")).rows()}
+    assert outcomes == {"a": "failed", "b": "done", "tight": "nothing feasible"}
+    told = " ".join(said.out.split())
+    assert "a: a defect of ours: KeyError: 'no such candidates: []'" in told
+    assert "search resume batch/a --traceback" in told
+
+
 def test_an_interrupted_batch_goes_on_where_it_stopped_with_the_same_fronts(search, spaces, monkeypatch):
     assert search("launch", "spaces/[ab].yaml", *INLINE, "--out", "whole").code == 0
     carry_out = launching._carry_out
