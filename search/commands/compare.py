@@ -84,7 +84,7 @@ def _headline(a: _Side, b: _Side, differ: Mapping[str, tuple[Any, Any]]) -> str:
     if x == y:
         rate = f"takes as long, {format_seconds(x)} a step"
     else:
-        share = f"{abs(y - x) / max(x, y):.1%}"
+        share = f"{abs(y - x) / x:.1%}"  # of A, which the sentence holds B against
         rate = f"is {share} {'faster' if y < x else 'slower'}, {format_seconds(y)} a step against {format_seconds(x)}"
     names = ", ".join(differ)
     if set(differ) == {"layout"}:
