@@ -6,13 +6,14 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from estimator.result import column
-from estimator.strategy import Chunks, CudaGraph, RankOrder
+from estimator.strategy import Chunks, CudaGraph, Offload, RankOrder, Schedule
 from hardware.units import format_bytes, format_count
 from results.pareto import knee, spread
 from results.plan import Plan
@@ -30,6 +31,7 @@ __all__ = [
     "settings",
 ]
 
+_OFFLOADS = tuple(part.name for part in fields(Offload))
 _CELL = 12  # characters of an objective's column
 
 
@@ -114,12 +116,21 @@ def settings(row: Mapping[str, Any]) -> list[str]:
     layers = f" of {depth}" if row["recompute"] == "block" else ""
     own_bucket = row["expert_bucket_bytes"] >= 0 and row["overlap_dp"]
     experts = format_bytes(row["expert_bucket_bytes"]) if row["expert_bucket_bytes"] else "all at once"
+    in_turns = row["interleave_group"] and row["schedule"] == Schedule.INTERLEAVED.value
+    replicated = row["zero_stage"] and row["dp_replicate"] != 1
+    ahead = row["zero_stage"] == 3 and row["overlap_dp"] and row["prefetch_blocks"] != 1
+    shares = {name: row[f"offload_{name}"] for name in _OFFLOADS}
+    offloaded = [name if share == 1.0 else f"{100.0 * share:.3g}% of {name}" for name, share in shares.items() if share]
     phrases = [
         row["schedule"],
         f"vpp {row['vpp']}" if row["vpp"] != 1 else "",
+        f"turns of {row['interleave_group']} micro-batches" if in_turns else "",
         f"layout {_runs(row['layout'])}" if row["layout"] != "even" else "",
         f"micro-batch {row['micro_batch']} x {row['num_micro_batches']}",
-        f"zero {row['zero_stage']}",
+        f"zero {row['zero_stage']}" + (f" in {row['dp_replicate']} replicas" if replicated else ""),
+        "weights kept after forward" if row["zero_stage"] == 3 and not row["reshard_after_forward"] else "",
+        f"{row['prefetch_blocks']} blocks gathered ahead" if ahead else "",
+        f"on the host: {', '.join(offloaded)}" if offloaded else "",
         ("sequence parallel" if row["sequence_parallel"] else "no sequence parallel") if row["tp"] != 1 else "",
         f"context by {row['context_parallel']}" if row["cp"] != 1 else "",
         f"ranks {row['rank_order']}" if row["rank_order"] != RankOrder.TP_CP_DP_PP.value else "",
