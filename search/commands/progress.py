@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "LiveBar", "progress_line", "watching"]
 
 INTERVAL_S = 2.0
+TOLD_FROM = 0.1  # of the structures: the first are the most promising, and slow, for they leave most to price
 
 
 def progress_line(state: Update, since: Update | None = None) -> str:
-    """Share done, rate since an earlier state and time left once known, front and best so far, on one line."""
+    """Share done, rate since an earlier state, time left once it can be told, front and best so far, on one line."""
     share = min(state.candidates_done / state.legal, 1.0) if state.legal else 1.0  # a last round may go beyond
     covered, seconds = state.candidates_done, state.seconds
     if since is not None:  # what a warm-up or an earlier process covered says nothing of the rate now
@@ -32,7 +33,9 @@ def progress_line(state: Update, since: Update | None = None) -> str:
     pace = []
     if covered > 0 and seconds > 0:
         left_s = max(state.legal - state.candidates_done, 0) * seconds / covered
-        pace = [f"{format_count(round(covered / seconds))}/s", f"{format_seconds(left_s)} left"]
+        pace = [f"{format_count(round(covered / seconds))}/s"]
+        if state.structures_done >= TOLD_FROM * state.structures:
+            pace.append(f"{format_seconds(left_s)} left")
     parts = [
         f"{share:.1%} of {format_count(state.legal)} {state.what}",
         *pace,

@@ -279,6 +279,12 @@ def test_progress_tells_share_rate_time_left_front_and_best():
     assert told == "20.0% of 10.0 K candidates, 1.0 K/s, 8.0 s left, front 7, best step_time_s 15.65 s"
 
 
+def test_progress_tells_no_time_left_before_a_tenth_of_the_structures_is_done():
+    since = Reached(candidates_done=1_000, seconds=1.0)
+    assert " left" not in progress_line(Reached(structures_done=9, structures=100), since)
+    assert "1.0 K/s, 8.0 s left" in progress_line(Reached(structures_done=10, structures=100), since)
+
+
 def test_progress_beyond_what_was_asked_is_all_of_it():
     since = Reached(candidates_done=1_000, seconds=1.0)
     told = progress_line(Reached(legal=1_500), since)
