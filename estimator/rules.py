@@ -30,6 +30,7 @@ from estimator.strategy import (
     Strategy,
 )
 from estimator.workload import Workload
+from hardware.dtype import DType
 from hardware.system import SystemSpec
 
 __all__ = ["RULES", "Case", "Rule", "check", "explain", "paired"]
@@ -264,9 +265,20 @@ def _cuda_graph(c: Case) -> np.ndarray:
     return _true(c) & (is_static or c.strategy.cuda_graph is not CudaGraph.FULL)
 
 
+def _formats(s: Strategy) -> tuple[DType, ...]:
+    """What a recipe multiplies, each once."""
+    r = recipe(s.precision)
+    return tuple(dict.fromkeys((r.gemm, r.attention)))
+
+
+def _offered(system: SystemSpec) -> str:
+    """What the matrix engines of a system multiply, by chip."""
+    by_chip = {part.chip.name: part.chip.matrix_flops_per_s for part in system.parts}
+    return " and ".join(f"{name} has {', '.join(d.value for d in formats)}" for name, formats in by_chip.items())
+
+
 def _engine(c: Case) -> np.ndarray:
-    r = recipe(c.strategy.precision)
-    return _true(c) & all(part.chip.offers(dtype) for part in c.system.parts for dtype in (r.gemm, r.attention))
+    return _true(c) & all(part.chip.offers(dtype) for part in c.system.parts for dtype in _formats(c.strategy))
 
 
 def _segments(c: Case) -> np.ndarray:
@@ -293,7 +305,7 @@ RULES: tuple[Rule, ...] = (
          "{zero_stage}, reshard_after_forward {reshard_after_forward}, prefetch_blocks {prefetch_blocks}, offload "
          "activations {offload_activations}, parameters {offload_parameters}, gradients {offload_gradients}, states "
          "{offload_states}, tp_chunks {tp_chunks}"),
-    Rule("engine", _engine, "the chip must have a matrix engine for the recipe's dtypes",
+    Rule("engine", _engine, "{precision} needs a matrix engine for {formats}; {offered}",
          "choose another precision or chip"),
     Rule("cuda_graph", _cuda_graph, "a captured iteration needs shapes that do not depend on where tokens are routed",
          "use cuda_graph: layer, which leaves what experts do outside, or a model with a capacity_factor"),
@@ -403,6 +415,8 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     chunk_layers = _chunk_layers(case, max(int(case.pp[row] * case.vpp[row]), 1))
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
+        "precision": s.precision, "formats": " and ".join(d.value for d in _formats(s)),
+        "offered": _offered(case.system),
         "segments": " + ".join(str(part.num_chips) for part in case.system.parts),
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "groups": " and ".join(f"{name} ({number})" for name, number in split_groups(case.model).items()),
