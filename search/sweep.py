@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from search.space import Keep, Space
 from search.staircase import Staircase, new_staircase
 from search.structures import enumerate_space, structure_filters
 from search.tree import grown
+from search.watching import is_compiled_here
 from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, World
 
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
@@ -407,10 +407,7 @@ def fingerprint(plan: Plan) -> str:
 
 def is_compiled() -> bool:
     """Whether the machine code of the nest is loaded or on disk; else the first call compiles it, for minutes."""
-    if sweep.signatures:
-        return True
-    name = f"*.{sweep.py_func.__qualname__}-{sweep.py_func.__code__.co_firstlineno}.*.nbi"
-    return any(Path(str(sweep.stats.cache_path)).glob(name))  # the folder is that of these sources (estimator/jit.py)
+    return is_compiled_here(sweep)
 
 
 def measure_rate(space: Space, seconds: float = 10.0) -> tuple[float, int]:

@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["FIRST_RUN", "Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update"]
+__all__ = [
+    "COMPILING", "FIRST_RUN", "Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update",
+    "is_compiled_here",
+]  # fmt: skip
 
 
 FIRST_RUN = "; compiling the sweep (first run only, two to three minutes)"
+COMPILING = "compiling the estimator (first run only, about a minute)"
+
+
+def is_compiled_here(function: Any) -> bool:  # noqa: ANN401 - numba's types
+    """Whether the machine code of a jitted function is loaded or on disk; else its first call compiles it."""
+    if function.signatures:
+        return True
+    name = f"*.{function.py_func.__qualname__}-{function.py_func.__code__.co_firstlineno}.*.nbi"
+    return any(Path(str(function.stats.cache_path)).glob(name))  # the folder of these sources (estimator/jit.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from estimator.band import Band
+from estimator.batch import compose_rows
 from estimator.model import ModelSpec
 from estimator.result import StepResult
-from estimator.rules import Case
+from estimator.rules import Case, check
 from estimator.step import evaluate, with_layout
-from estimator.strategy import Strategy
+from estimator.strategy import LayoutRule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_count
@@ -28,6 +29,7 @@ from search.commands.runs import find_batch, find_run, space_of
 from search.finalists import system_of_row
 from search.fold import folded_point
 from search.space import Space, SpaceError, load_space, parse_space, shipped_spaces
+from search.watching import COMPILING, is_compiled_here
 
 __all__ = ["Point", "model_line", "read_point", "read_row", "split_named", "split_run"]
 
@@ -44,11 +46,22 @@ class Point:
 
     def settled(self) -> Point:
         """The point with the layers that layout `auto` comes to; ValueError where it is illegal."""
+        if self.strategy.layout is LayoutRule.AUTO:  # which is found by prices
+            self._tell_first_call(self.strategy)
         return replace(self, strategy=with_layout(self.model, self.strategy, self.system, self.workload))
 
     def evaluate(self, strategy: Strategy | None = None) -> StepResult:
         """Its price, or that of another strategy in its place; ValueError where that is illegal."""
-        return evaluate(self.model, strategy or self.strategy, self.system, self.workload)
+        chosen = strategy or self.strategy
+        self._tell_first_call(chosen)
+        return evaluate(self.model, chosen, self.system, self.workload)
+
+    def _tell_first_call(self, strategy: Strategy) -> None:
+        """Says why a first call takes a minute; an illegal strategy is refused before anything is compiled."""
+        if is_compiled_here(compose_rows):
+            return
+        if not check(Case.of(self.model, strategy, self.system, self.workload))[0]:
+            tell(COMPILING)
 
     def band(self, result: StepResult) -> Band:
         """P10 and P90 around the price of its own strategy."""

@@ -53,6 +53,16 @@ _ON_EIGHT_CHIPS = [
 ]  # fmt: skip
 
 
+def test_a_first_call_says_that_it_compiles_and_an_illegal_configuration_takes_one_line(search, monkeypatch):
+    monkeypatch.setattr("search.commands.point.is_compiled_here", lambda function: False)
+    said = search("estimate", "llama3_8b_small:fully_sharded")
+    assert said.err.count("compiling the estimator (first run only, about a minute)") == 1
+    illegal = search("estimate", "llama3_8b_small:fully_sharded", "--set", "strategy.tp=3")
+    assert (illegal.code, illegal.err.count("\n")) == (2, 1)
+    monkeypatch.undo()
+    assert "compiling" not in search("estimate", "llama3_8b_small:fully_sharded").err
+
+
 def python(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
