@@ -23,6 +23,7 @@ __all__ = [
     "key_of",
     "name_of",
     "order_line",
+    "replayable",
     "reranked",
     "system_of_row",
 ]
@@ -134,6 +135,14 @@ def order_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(name_of(row) for row in rows)
+
+
+def replayable(space: Space, chosen: Sequence[Finalist]) -> tuple[list[Finalist], str]:
+    """The finalists on chips of one kind, which alone can be replayed, and what to say of the others."""
+    kept = [one for one in chosen if not system_of_row(space, one.row).segments]
+    left = len(chosen) - len(kept)
+    note = f"{left} finalist{'s'[: left - 1]} on chips of several kinds: a replay runs on chips of one kind"
+    return kept, f"{note}; the estimate stands alone" if left else ""
 
 
 def system_of_row(space: Space, row: Mapping[str, Any]) -> SystemSpec:

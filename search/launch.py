@@ -22,7 +22,7 @@ from results.pareto import non_dominated
 from results.store import RunFolder
 from search.candidates import compose_ids
 from search.choice import Choice, check_searchable, choose
-from search.finalists import finalists
+from search.finalists import finalists, replayable
 from search.fold import folded
 from search.nest import COUNTS
 from search.pool import BlockDone, BlockFailed, InlinePool, RayPool, WorkerFactory
@@ -97,6 +97,9 @@ def _replay(run: RunFolder, space: Space, options: LaunchOptions, progress: Prog
         progress.phase(f"no traces: {error}")
     objectives = [objective.column for objective in space.objectives]
     chosen = finalists(run.read_front(), run.read_reference(), objectives, options.replay)
+    chosen, note = replayable(space, chosen)
+    if note:
+        progress.phase(note)
     try:
         replaying = replay_finalists(
             run, space, chosen, traces=traces, trace_bytes=TRACE_BYTES, max_tasks=REPLAYED_TASKS, tell=progress.phase

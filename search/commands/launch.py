@@ -128,7 +128,8 @@ def _understood(space: Space, place: str) -> list[str]:
     """What is about to be searched, in the words of the one who asked."""
     work = space.workload
     systems = [
-        f"{s.num_chips} x {s.chip.name} ({s.name}), {format_bytes(s.usable_hbm_bytes)} each" for s in space.systems
+        f"{s.told_chips} ({s.name}), {' and '.join(format_bytes(p.usable_hbm_bytes) for p in s.parts)} each"
+        for s in space.systems
     ]
     axes = " x ".join(f"{name} {len(values)}" for name, values in space.axes.items() if len(values) > 1)
     facts = {
@@ -172,7 +173,8 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     lines += hanging("candidates: ", counts_line(manifest["counts"], space.open_axes))
     lines += hanging("search: ", str(manifest.get("sampler_reason", "")))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
-    lines += _next(folder.path, int(front["id"][order[0]]), replayed=bool(len(replays)))
+    can_replay = not all(system.segments for system in space.systems)
+    lines += _next(folder.path, int(front["id"][order[0]]), replayed=bool(len(replays)), can_replay=can_replay)
     data = {
         "run": str(folder.path),
         "state": manifest["state"],
@@ -203,13 +205,14 @@ def _spread(order: Sequence[int], num_marked: int) -> list[int]:
     return marked + [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
 
 
-def _next(path: Path, first: int, *, replayed: bool) -> list[str]:
+def _next(path: Path, first: int, *, replayed: bool, can_replay: bool) -> list[str]:
     run_name = shlex.quote(str(path))
+    replay = [f"  search replay {run_name}{f':{first}' if replayed else ''}"]
     return [
         "next:",
         f"  search show {run_name}{' --tables replays' if replayed else ''}",
         f"  search estimate {run_name}:{first}",
-        f"  search replay {run_name}{f':{first}' if replayed else ''}",
+        *(replay if can_replay else ()),
         f"  search why {run_name}",
         f"  search plan {run_name} --tokens {TOKENS}",
     ]

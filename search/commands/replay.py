@@ -22,7 +22,7 @@ from search.commands.point import Point, read_point, read_row, split_run
 from search.commands.remedies import remedies
 from search.commands.rows import summary
 from search.commands.runs import find_run, space_of
-from search.finalists import MORE, Finalist, finalists, key_of, name_of
+from search.finalists import MORE, Finalist, finalists, key_of, name_of, replayable
 from search.replays import Replayed, check_traces, known_rows, replay_finalists, replay_point, subject_of, trace_name
 
 __all__ = ["run"]
@@ -61,6 +61,10 @@ def _replay_run(args: argparse.Namespace, folder: RunFolder) -> int:
     objectives = [objective.column for objective in space.objectives]
     more = MORE if args.top is None else args.top
     chosen = finalists(front, folder.read_reference(), objectives, more)
+    chosen, note = replayable(space, chosen)
+    if not chosen:
+        raise ValueError(f"{folder.path}: {note}")
+    tell(*hanging("", note))
     traces, prefix = _traces(args, folder)
     if traces is not None:
         check_traces(space, chosen, traces, prefix)

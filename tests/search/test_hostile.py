@@ -233,6 +233,18 @@ def test_a_replay_of_segments_is_refused_in_one_line(search):
     assert "a replay runs on chips of one kind" in said.err
 
 
+def test_a_launch_on_several_kinds_of_chips_tells_all_of_them_and_once_that_none_is_replayed(search):
+    Path("mixed.yaml").write_text(MIXED)
+    said = search("launch", "mixed.yaml", "--pool", "inline", "--out", "run")
+    assert said.code == 0
+    assert "16 x h100-80g-sxm + 16 x a100-80g-sxm" in said.err
+    assert " ".join((said.out + said.err).split()).count("a replay runs on chips of one kind") == 1
+    assert "search replay" not in said.out
+    again = search("replay", "run", "--no-trace")
+    assert (again.code, again.out, again.err.count("\n")) == (2, "", 1)
+    assert "on chips of several kinds: a replay runs on chips of one kind" in again.err
+
+
 def test_segments_together_have_no_more_chips_than_a_cluster():
     with pytest.raises(SpaceError, match="system: must have at most 10000000 chips.*10000016"):
         parse_space(MIXED.replace("num_chips: 16", "num_chips: 10000000", 1))
