@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ STATES = ("running", "interrupted", "done", "failed")
 RUNS = Path("runs")
 
 _MANIFEST = "manifest.json"
+_SPACE_HASH = "space_sha256"
 _NOT_NUMBERS = ("by_rule", "pruned")  # of counts: a mapping, a flag
 _LOCK = ".lock"
 _LOCK_ATTEMPTS = 5  # a reader that asks whether the run is alive holds the lock for microseconds
@@ -63,12 +65,13 @@ class RunFolder:
         """A new run in `out`, which must be new or empty, or in `runs/NAME-TIMESTAMP`."""
         path = fresh_folder(name) if out is None else claimable(out)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        header = {"schema_version": SCHEMA_VERSION, "name": name, "created": now}
+        content = resolved_yaml.encode()
+        header = {"schema_version": SCHEMA_VERSION, "name": name, "created": now, _SPACE_HASH: _hash(content)}
         run = cls(path, header | _empty_manifest() | manifest)
         run.claim()
         if present := sorted(p.name for p in path.iterdir() if p.name != _LOCK):  # another run was quicker
             raise ValueError(f"{path}: a run needs a new or empty folder, but it holds {present[:3]}")
-        write_bytes(path / "space.yaml", resolved_yaml.encode())
+        write_bytes(path / "space.yaml", content)
         run.update_manifest()
         return run
 
@@ -112,6 +115,13 @@ class RunFolder:
             raise ValueError(
                 f"{file}: must be UTF-8, but is damaged at byte {error.start}; put it right from a copy"
             ) from error
+
+    def check_space(self) -> None:
+        """ValueError where space.yaml is not the one that the run was made with: another space is another run."""
+        known, file = self._manifest.get(_SPACE_HASH), self.path / "space.yaml"
+        if known is not None and known != _hash(self.space_yaml.encode()):  # older runs know none
+            raise ValueError(f"{file}: a run keeps the space that it was made with, but this file was changed since; "
+                             f"put it back, or launch it as a run of its own: search launch {file}")  # fmt: skip
 
     def claim(self) -> None:
         """Becomes the only writer until `close`; ValueError names the process that already is."""
@@ -289,6 +299,10 @@ def _run_row(path: Path) -> dict[str, Any]:
     manifest = run.manifest
     facts = {"front": manifest["counts"].get("front"), "seconds": manifest["seconds"].get("total")}
     return row | facts | {"name": manifest["name"], "state": run.state, "created": manifest["created"]}
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _check_manifest(file: Path, manifest: object) -> None:

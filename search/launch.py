@@ -58,6 +58,7 @@ def begin(space: Space, options: LaunchOptions) -> RunFolder:
 def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
     """Goes on with an interrupted run, or one whose tables were damaged; one that is done is returned as it is."""
     run = RunFolder.open(path)
+    run.check_space()
     if run.state == "done" and run.is_whole():
         return run
     with run:

@@ -87,6 +87,7 @@ def run_resume(args: argparse.Namespace) -> int:
     if (batch := find_batch(args.run)) is not None:
         return resume_many(args, batch, _options(args, None))
     folder = find_run(args.run)
+    folder.check_space()
     space = space_of(folder)
     _say(_understood(space, str(folder.path)))
     return _finish(args, space, partial(resume, folder.path, _options(args, None)))

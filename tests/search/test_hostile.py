@@ -218,6 +218,29 @@ def test_a_warm_start_that_cannot_be_leaves_no_folder(search, small_run, sampler
     assert not Path("run").exists()
 
 
+def test_a_run_whose_space_was_edited_is_not_resumed(search):
+    assert search("launch", SMALL, *INLINE, "--out", "run").code == 0
+    run = RunFolder.open(Path("run"))
+    run.update_manifest(state="interrupted")
+    run.close()
+    whole = Path("run/space.yaml").read_text()
+    Path("run/space.yaml").write_text(whole.replace("global_batch: 128", "global_batch: 256"))
+    said = search("resume", "run", *INLINE)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "run/space.yaml: a run keeps the space that it was made with" in said.err
+    assert RunFolder.open(Path("run")).manifest["state"] == "interrupted"
+    Path("run/space.yaml").write_text(whole)
+    assert search("resume", "run", *INLINE).code == 0
+
+
+def test_a_run_of_before_spaces_were_hashed_is_resumed(search):
+    assert search("launch", SMALL, *INLINE, "--out", "run").code == 0
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    del manifest["space_sha256"]
+    Path("run/manifest.json").write_text(json.dumps(manifest | {"state": "interrupted"}))
+    assert search("resume", "run", *INLINE).code == 0
+
+
 MIXED = """\
 model: llama3_8b
 system: {segments: [{cluster: dgx_h100, num_chips: 16}, {cluster: dgx_a100, num_chips: 16}]}
