@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 __all__ = ["main"]
@@ -163,14 +163,19 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number such as 15e12, but got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number such as 15e12, but got {text!r}")
-    return value
+def _number_such_as(example: str) -> Callable[[str], float]:
+    """A reader of positive numbers whose refusals name one of the right size."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number such as {example}, but got {text!r}") from None
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be a positive number such as {example}, but got {text!r}")
+        return value
+
+    return read
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -241,9 +246,9 @@ def _add_results(commands: _Commands) -> None:
         example="search plan latest --tokens 14.8e12",
     )
     plan.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
-    plan.add_argument("--tokens", type=_number, required=True, metavar="N", help="tokens to train on")
-    plan.add_argument("--days", type=_number, metavar="D", help="only what ends within D days")
-    plan.add_argument("--budget", type=_number, metavar="USD", help="only what costs at most so much")
+    plan.add_argument("--tokens", type=_number_such_as("15e12"), required=True, metavar="N", help="tokens to train on")
+    plan.add_argument("--days", type=_number_such_as("30"), metavar="D", help="only what ends within D days")
+    plan.add_argument("--budget", type=_number_such_as("5e6"), metavar="USD", help="only what costs at most so much")
     plan.add_argument("--top", type=_positive, metavar="N", help="at most N rows")
 
 
@@ -277,7 +282,8 @@ def _add_points(commands: _Commands) -> None:
     )
     schedules.add_argument("config", metavar="CONFIG", help="a space file with one point, FILE:NAME, or RUN:ID")
     schedules.add_argument("--reference", metavar="NAME", help="the named point of the file")
-    schedules.add_argument("--memory", type=_number, metavar="GB", help="of a chip; default: what its HBM leaves")
+    memory = "of a chip; default: what its HBM leaves"
+    schedules.add_argument("--memory", type=_number_such_as("80"), metavar="GB", help=memory)
     why = commands.add("why", "why", "what rejected candidates, and what would make the closest ones fit")
     why.add_argument("target", metavar="RUN|CONFIG", help="a run, a space file, or RUN:ID")
     why.add_argument("--reference", metavar="NAME", help="the named point of the file")
@@ -300,7 +306,8 @@ def _add_points(commands: _Commands) -> None:
 
 def _add_facts(commands: _Commands) -> None:
     validate = commands.add("validate", "validate", "predicted against measured training steps")
-    validate.add_argument("tables", nargs="*", metavar="CSV", help="default: tests/anchors/ of the checkout")
+    columns = "columns: search/measured.py; default: those of a checkout that has tests/anchors/, which none has yet"
+    validate.add_argument("tables", nargs="*", metavar="CSV", help=f"steps that you measured; {columns}")
     validate.add_argument(
         "--cross-validate",
         choices=("none", "group", "family"),

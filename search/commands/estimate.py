@@ -16,7 +16,7 @@ from estimator.result import StageResult, StepResult
 from hardware.system import SystemSpec
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
-from results.report.text import hanging
+from results.report.text import format_cell, hanging
 from results.schema import strategy_json
 from search.bands import cell_of, model_error
 from search.commands.answer import NOTHING_FEASIBLE, answer
@@ -143,7 +143,8 @@ def _watts(system: SystemSpec) -> str:
 def seconds_and_band(step_time_s: float, band: Band) -> str:
     """A step time with P10 and P90 behind it."""
     low, high = float(band.step_time_p10_s), float(band.step_time_p90_s)
-    return f"{format_seconds(step_time_s)} ({format_seconds(low)} to {format_seconds(high)})"
+    step, least, most = (format_cell("step_time_s", x) for x in (step_time_s, low, high))
+    return f"{step} ({least} to {most})"
 
 
 def _band_lines(point: Point, band: Band) -> list[str]:

@@ -17,7 +17,7 @@ from estimator.schedule.rules import VEES
 from estimator.strategy import Recompute, Schedule, Strategy
 from hardware.units import GB, format_bytes, format_seconds
 from results.report.gantt import Lane, save_gantt, text_gantt
-from results.report.text import columns, hanging
+from results.report.text import columns, format_cell, hanging
 from search.commands.answer import NOTHING_FEASIBLE, answer, check_free
 from search.commands.estimate import headline
 from search.commands.point import Point, read_point
@@ -185,9 +185,9 @@ def _text(point: Point, rows: Sequence[Row], refused: dict[str, str], limit: flo
     for row in rows:
         told, (worst, nbytes) = row.as_dict(), row.activations
         cells.append([
-            row.name, told["recompute"], format_seconds(told["step_time_s"]), f"{told['bubble_share']:.1%}",
+            row.name, told["recompute"], format_cell("step_time_s", told["step_time_s"]), f"{told['bubble_share']:.1%}",
             format_bytes(told["device_memory_bytes"]), f"{format_bytes(nbytes)} on rank {worst}",
-            f"{row.held:g}", "yes" if row.fits else "no",
+            f"{row.held:.4g}", "yes" if row.fits else "no",
         ])  # fmt: skip
     lines = [
         *headline(point), "",
@@ -195,6 +195,9 @@ def _text(point: Point, rows: Sequence[Row], refused: dict[str, str], limit: flo
                  "recompute, none, core_attn and full that fits; held: micro-batches alive on the worst rank"), "",
         *columns(header, cells, left=2),
     ]  # fmt: skip
+    asked = point.strategy.overlap.ep and int(point.strategy.ep) > 1
+    if bare := [row.name for row in rows if asked and not row.strategy.overlap.ep]:
+        lines += ["", *hanging("without overlap of ep, which needs two micro-batches side by side: ", ", ".join(bare))]
     if refused:
         lines += ["", *(line for name, why in refused.items() for line in hanging(f"refused: {name}: ", why))]
     p = int(point.strategy.pp)

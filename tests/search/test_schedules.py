@@ -85,6 +85,36 @@ def test_bad_input_is_one_line_and_exit_code_2(search, words):
     assert said.err.count("\n") == 1
 
 
+def test_numbers_are_refused_with_an_example_in_their_own_unit(search):
+    for words, example in (
+        ([*WORDS, "--memory", "nan"], "80"),
+        (["plan", "latest", "--tokens", "0"], "15e12"),
+        (["plan", "latest", "--tokens", "1e12", "--days", "0"], "30"),
+        (["plan", "latest", "--tokens", "1e12", "--budget", "-1"], "5e6"),
+    ):
+        said = search(*words)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert f"must be a positive number such as {example}, but got" in said.err
+
+
+def test_rows_whose_expert_traffic_cannot_be_hidden_say_so(search):
+    words = ["schedules", "deepseek_v3:published", "--set", "workload.global_batch=4096"]
+    data = json.loads(search(*words, "--json").out)["schedules"]
+    bare = [f"{row['schedule']}{' x2' if row['vpp'] == 2 else ''}" for row in data if not row["overlap_ep"]]
+    assert bare
+    told = " ".join(search(*words).out.split())
+    assert f"without overlap of ep, which needs two micro-batches side by side: {', '.join(bare)}" in told
+    assert "without overlap of ep" not in search(*WORDS).out
+
+
+def test_step_times_have_the_four_digits_of_a_front(search):
+    (row, *_) = json.loads(search(*WORDS, "--json").out)["schedules"]
+    assert f"{row['step_time_s']:.4g} s" in search(*WORDS).out
+    estimate = search("estimate", *WORDS[1:])
+    step = json.loads(search("estimate", *WORDS[1:], "--json").out)["step_time_s"]
+    assert f"{step:.4g} s (" in estimate.out
+
+
 def test_a_configuration_that_is_illegal_itself_is_bad_input_with_its_rule(search):
     said = search("schedules", "llama3_70b:rule_of_thumb", "--set", "strategy.cp=3")
     assert (said.code, said.err.count("\n")) == (2, 1)
