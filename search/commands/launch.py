@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Searches a space, or several one after the other (launch_many.py). All are read before the first starts."""
     asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
     overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
+    options = _options(args)
     loaded = [load_space(name, overrides) for name in _spaces(args.spaces)]
     for space in loaded:
         check_searchable(space)
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args, args.output)
     warm = _warm(args.warm, loaded) if args.warm is not None else None
     out = claimable(Path(args.out)) if args.out is not None else None
-    options = replace(_options(args, out), warm=warm)
+    options = replace(options, out=out, warm=warm)
     if len(loaded) > 1:
         for space in loaded:
             _say([_in_short(space), *(f"{space.name}: {notice}" for notice in folded(space)[1])])
@@ -84,20 +85,22 @@ def _warm(name: str, loaded: list[Space]) -> Path:
 
 def run_resume(args: argparse.Namespace) -> int:
     """Goes on where a run, or a batch of runs, stopped."""
+    options = _options(args)
     if (batch := find_batch(args.run)) is not None:
-        return resume_many(args, batch, _options(args, None))
+        return resume_many(args, batch, options)
     folder = find_run(args.run)
     folder.check_space()
     space = space_of(folder)
     _say(_understood(space, str(folder.path)))
-    return _finish(args, space, partial(resume, folder.path, _options(args, None)))
+    return _finish(args, space, partial(resume, folder.path, options))
 
 
-def _options(args: argparse.Namespace, out: Path | None) -> LaunchOptions:
+def _options(args: argparse.Namespace) -> LaunchOptions:
+    given = [word for word, value in (("--workers", args.workers), ("--address", args.address)) if value is not None]
+    if args.pool == "inline" and given:
+        raise ValueError(f"{given[0]} is of a pool on Ray, but --pool inline runs in this process; leave one out")
     seed = getattr(args, "seed", None)
-    return LaunchOptions(
-        out=out, pool=args.pool, workers=args.workers, address=args.address, seed=seed, replay=args.replay
-    )
+    return LaunchOptions(pool=args.pool, workers=args.workers, address=args.address, seed=seed, replay=args.replay)
 
 
 def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], RunFolder]) -> int:
