@@ -64,7 +64,8 @@ def _replay_run(args: argparse.Namespace, folder: RunFolder) -> int:
     chosen, note = replayable(space, chosen)
     if not chosen:
         raise ValueError(f"{folder.path}: {note}")
-    tell(*hanging("", note))
+    if note:
+        tell(*hanging("", note))
     traces, prefix = _traces(args, folder)
     if traces is not None:
         check_traces(space, chosen, traces, prefix)
