@@ -26,6 +26,8 @@ from search.space import Space
 __all__ = ["launch_many", "resume_many"]
 
 DEFECT, BAD_INPUT, INTERRUPTED = 1, 2, 130
+DEFECTS = (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
+"""What wrong code of ours raises, besides what is bad input by its kind."""
 
 
 def launch_many(args: argparse.Namespace, spaces: Sequence[Space], options: LaunchOptions) -> int:
@@ -94,7 +96,7 @@ def _carry_out_one(batch: BatchIndex, number: int, options: LaunchOptions) -> in
         return _failed(batch, number, str(error), BAD_INPUT)
     except (RuntimeError, MemoryError) as error:
         return _failed(batch, number, str(error), DEFECT)
-    except Exception as error:  # The named boundary: a defect of ours in one space is its line in the index.
+    except DEFECTS as error:
         return _failed(batch, number, f"a defect of ours: {type(error).__name__}: {error}; {_retried(path)}", DEFECT)
 
 
