@@ -14,6 +14,7 @@ from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
 from hardware.mixed import mixed
 from hardware.site import Site
+from hardware.software import software, software_names
 from hardware.system import UNBOUNDED, SystemSpec, Tier
 from hardware.topology import SWITCHED, Shape
 from hardware.units import parse_quantity
@@ -23,8 +24,8 @@ __all__ = ["system_from_mapping"]
 _GIVEN = "given in the system's description"
 _ADJUSTABLE = ("headroom", "price_usd_per_hour", "failures_per_hour")
 _SITE = ("host_w_per_chip", "network_w_per_chip", "pue", "grid_kg_co2_per_kwh", "electricity_usd_per_kwh")
-_CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", *_ADJUSTABLE, *_SITE, "grid")
-_FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", *_ADJUSTABLE, *_SITE, "grid")
+_CLUSTER_KEYS = ("cluster", "name", "num_chips", "chip", "software", *_ADJUSTABLE, *_SITE, "grid")
+_FULL_KEYS = ("name", "chip", "tiers", "chips_per_node", "num_chips", "software", *_ADJUSTABLE, *_SITE, "grid")
 _MIXED_KEYS = ("name", "segments", "link")
 _TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency", "by_collective", "pair_loss",
               "source", "shape")  # fmt: skip
@@ -115,7 +116,12 @@ def _full(given: Mapping[str, Any]) -> SystemSpec:
 def _adjusted(system: SystemSpec, given: Mapping[str, Any]) -> SystemSpec:
     changes: dict[str, Any] = {key: _number(f"system.{key}", given[key]) for key in _ADJUSTABLE if key in given}
     changes["site"] = _site(system, given)
-    return replace(system, **changes)
+    system = replace(system, **changes)
+    if "software" not in given:
+        return system
+    if not isinstance(given["software"], str):
+        reject("system.software must be a name", repr(given["software"]), f"have {', '.join(software_names())}")
+    return system.running(software(given["software"]))
 
 
 def _site(system: SystemSpec, given: Mapping[str, Any]) -> Site:

@@ -13,6 +13,7 @@ from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.link import Collective, LinkSpec
 from hardware.site import JOULES_PER_KWH, LARGEST, Site
+from hardware.software import SoftwareSpec
 from hardware.topology import SWITCHED, Shape, Topology
 from hardware.units import HOUR
 
@@ -47,6 +48,7 @@ class SystemSpec:
         segments: clusters of different chips that share one pipeline, in its order (hardware/mixed.py); `chip` is then
             the roomiest, and tiers join the segments. Empty: one cluster of equal chips.
         assumptions: what was assumed to build the description.
+        software: the generation of frameworks that runs on it (hardware/software.py); None: what the chip allows.
     """
 
     name: str
@@ -60,6 +62,7 @@ class SystemSpec:
     site: Site = Site()
     assumptions: tuple[str, ...] = ()
     segments: tuple[SystemSpec, ...] = ()
+    software: SoftwareSpec | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_chips", "chips_per_node"):
@@ -174,6 +177,17 @@ class SystemSpec:
             reject(law, f"{num_chips} chips", f"use a multiple of {self.num_chips}")
         grown = [s.with_chips(n // self.num_chips) for s, n in zip(self.segments, sizes, strict=True)]
         return replace(self, num_chips=num_chips, segments=tuple(grown))
+
+    def running(self, software: SoftwareSpec) -> SystemSpec:
+        """The same system with a generation of software on all its chips."""
+        shares = [share for name, share in software.attention_share.items() if self.chip.name.startswith(name)]
+        chip = self.chip
+        if shares:
+            told = f"software {software.name}: {software.sources.get('attention_share', 'given')}"
+            sources = {**chip.sources, "attention_efficiency": told}
+            chip = replace(chip, attention_efficiency=shares[0], sources=sources)
+        parts = tuple(segment.running(software) for segment in self.segments)
+        return replace(self, chip=chip, software=software, segments=parts)
 
     def members(self, size: ArrayLike, stride: ArrayLike) -> NDArray[np.float64]:
         """How many members of a rank group share one domain of each tier.

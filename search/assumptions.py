@@ -32,19 +32,20 @@ class Generation:
     fused_loss: bool = False
     dp_overlap: int = 0
     tp_overlap: int = 0
+    software: str = ""  # of hardware/catalog/software.yaml
 
 
 _GENERATIONS = (
     # The performance presets of both set cross_entropy_loss_fusion, overlap_grad_reduce and tp_comm_overlap.
-    Generation(prefix="megatron-bridge", fused_loss=True, dp_overlap=1, tp_overlap=1),
-    Generation(prefix="nemo", fused_loss=True, dp_overlap=1, tp_overlap=1),
+    Generation(prefix="megatron-bridge", fused_loss=True, dp_overlap=1, tp_overlap=1, software="megatron_moe"),
+    Generation(prefix="nemo", fused_loss=True, dp_overlap=1, tp_overlap=1, software="megatron_moe"),
     # loss_fn: fused_crossentropy is its default; FSDP prefetches the next layer.
-    Generation(prefix="llm-foundry", fused_loss=True, dp_overlap=1),
+    Generation(prefix="llm-foundry", fused_loss=True, dp_overlap=1, software="fsdp_2023"),
     # On Transformer Engine 2: its attention, and Megatron Core's fused cross-entropy.
-    Generation(prefix="megatron-lm v0.12", fused_loss=True, dp_overlap=1),
+    Generation(prefix="megatron-lm v0.12", fused_loss=True, dp_overlap=1, software="megatron_moe"),
     # Their own layers; --use-flash-attn has to be asked for.
-    Generation(prefix="megatron-lm", flash_attention=0),
-    Generation(prefix="megatron-deepspeed", flash_attention=0),
+    Generation(prefix="megatron-lm", flash_attention=0, software="eager_2022"),
+    Generation(prefix="megatron-deepspeed", flash_attention=0, software="eager_2022"),
     # Everything else: nothing but the attention kernel that all have used since 2023.
     Generation(prefix=""),
 )

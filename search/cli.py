@@ -321,7 +321,7 @@ def _add_facts(commands: _Commands) -> None:
     catalog = commands.add(
         "catalog", "catalog", "what is known by name, with sources", example="search catalog chips h800-80g-sxm"
     )
-    catalog.add_argument("kind", choices=("chips", "clusters", "models", "spaces"), help="what to list")
+    catalog.add_argument("kind", choices=("chips", "clusters", "software", "models", "spaces"), help="what to list")
     catalog.add_argument("name", nargs="?", metavar="NAME", help="one of them in full")
     calibrate = commands.add(
         "calibrate",

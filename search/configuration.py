@@ -14,9 +14,20 @@ from estimator.layers import LayerSpec, Mlp
 from estimator.layout import even_layers
 from estimator.model import MLASpec, ModelSpec, MoESpec, Norm
 from estimator.precision import RECIPES
-from estimator.strategy import DEFAULT_FUSION, Fusion, Optimizer, Overlap, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import (
+    DEFAULT_FUSION,
+    CudaGraph,
+    Fusion,
+    Optimizer,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    Schedule,
+    Strategy,
+)
 from estimator.workload import Workload
 from hardware.catalog import system_of
+from hardware.software import software
 from hardware.system import SystemSpec
 from search.assumptions import Cells, generation
 from search.layout import chunk_layers, filled_layers
@@ -29,7 +40,6 @@ _ATTENTIONS = frozenset({"mha", "gqa", "mla", "window"})
 _MEGATRON_VOCAB_MULTIPLE = 128  # --make-vocab-size-divisible-by, times tp
 _NOT_CHOICES = (
     # (column, values without effect, why the rest is ignored)
-    ("cuda_graph", {"", "none"}, "host time is priced without graphs"),
     ("fsdp_mode", {""}, "gathers use the dtypes of the precision recipe"),
     ("compiled", {"", "0"}, "kernels are fused as `fusion` says"),
     ("grad_accum_dtype", {"", "fp32"}, "gradients have the dtype of the precision recipe"),
@@ -142,7 +152,8 @@ def _moe(cells: Cells) -> MoESpec:
         num_shared_experts=shared,
         shared_ffn=shared * ffn,
         num_dense_layers=cells.integer("first_dense_layers", least=0),
-        capacity_factor=1.0 if routing == "token-drop" else None,
+        # What is captured whole has shapes that routing does not change.
+        capacity_factor=1.0 if routing == "token-drop" or cells.row.cells["cuda_graph"] == "full_iteration" else None,
     )
 
 
@@ -159,6 +170,10 @@ def _system(cells: Cells) -> SystemSpec:
         raise cells.row.bad("gpu, gpus_per_node, n_gpus, intra_node or inter_node", str(error)) from error
     for line in assumed:
         cells.note("system", line)
+    known = generation(cells.row.cells["framework"]).software
+    if known:
+        cells.note(f"software={known}", "default of the framework's generation")
+        system = system.running(software(known))
     return system
 
 
@@ -187,6 +202,7 @@ def _strategy(cells: Cells, model: ModelSpec) -> Strategy:
         precision=_precision(cells),
         optimizer=_optimizer(cells),
         overlap=overlap,
+        cuda_graph=_cuda_graph(cells),
         bucket_bytes=_bucket_bytes(cells, dp) if overlap.dp and dp > 1 and zero_stage < 3 else 0,
         fusion=_fusion(cells),
     )  # fmt: skip
@@ -287,6 +303,20 @@ def _precision(cells: Cells) -> str:
     if name not in RECIPES:
         raise ValueError(f"precision {name} is not modelled; modelled are {', '.join(sorted(RECIPES))}")
     return name
+
+
+def _cuda_graph(cells: Cells) -> CudaGraph:
+    """What a framework's graphs hold, as far as scopes here tell: the iteration, whole layers, or their attention."""
+    implementation, _, scopes = cells.row.cells["cuda_graph"].partition(":")
+    if implementation in {"", "none"}:
+        return CudaGraph.NONE
+    if implementation == "full_iteration":
+        return CudaGraph.FULL
+    if scopes:
+        cells.note("cuda_graph=attention", f"of {scopes}, the part that no routing decides")
+        return CudaGraph.ATTENTION
+    cells.note("cuda_graph=layer", f"{implementation} captures layer by layer")
+    return CudaGraph.LAYER
 
 
 def _optimizer(cells: Cells) -> Optimizer:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from estimator.cost.collective import Linear, collective, outermost_load
+from estimator.cost.host import launch_seconds
 from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, side
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.graph import Block, BlockKind, OpGraph
@@ -234,7 +235,7 @@ class _Pricer:
         """The ops of one phase; `priced` [op name] collects forward prices and gives them to recompute."""
         chunks, tp = self.strategy.tp_chunks, self.strategy.tp
         alone = isinstance(tp, float | int) and tp == 1  # a row by itself: nothing to cut
-        total = _PhaseSeconds(self.strategy, self.system.chip.launch_s)
+        total = _PhaseSeconds(self.strategy, launch_seconds(block, self.system))
         cut = {} if alone else cuts(block.of_phase(phase), chunks)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
@@ -445,8 +446,10 @@ class _PhaseSeconds:
         get = self.traffic.get
         tp, ep = get((Group.TP, True), 0.0), self.expert_traffic()
         tp_fixed, ep_fixed = get((Group.TP, False), 0.0), get((Group.ETP, False), 0.0)
-        # The device waits for the host where launches take longer than the kernels they start.
-        host = larger(self.num_launches * self.launch_s - self.compute, 0.0)
+        # The device waits for the host where launches take longer than kernels and traffic, which the host runs ahead
+        # of; as if no traffic were hidden.
+        busy = self.compute + sum(self.traffic.values())
+        host = larger(self.num_launches * self.launch_s - busy, 0.0)
         return (
             self.compute,
             host,

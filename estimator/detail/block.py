@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from estimator.cost.host import launch_seconds
 from estimator.cost.overlap import Side, pieces, side
 from estimator.cost.price import price
 from estimator.detail.lifetimes import Lives, lifetimes
@@ -43,10 +44,12 @@ class BlockWriter:
     splits: bool
     lives: Lives = field(init=False)
     launched: set[tuple[Phase, str]] = field(init=False)  # kernels that the host launches, graphs at their first
+    each_s: float = field(init=False)  # of the host, for each of these
 
     def __post_init__(self) -> None:
         self.lives = lifetimes(self.block, self.recipe, splits=self.splits)
         self.launched = set(self._launched())
+        self.each_s = launch_seconds(self.block, self.system)
 
     def _launched(self) -> Iterator[tuple[Phase, str]]:
         for phase in Phase:
@@ -201,7 +204,7 @@ class BlockWriter:
         )  # fmt: skip
 
     def _launch_s(self, op: Op) -> float:
-        return self.system.chip.launch_s if (op.phase, op.name) in self.launched else 0.0
+        return self.each_s if (op.phase, op.name) in self.launched else 0.0
 
     def _seconds(self, op: Op) -> float:
         """Of an op by itself; one that runs again costs what its first run did."""

@@ -1,4 +1,4 @@
-"""`search catalog`: the chips, clusters, models and spaces that are known by name, with their sources."""
+"""`search catalog`: chips, clusters, software, models and spaces that are known by name, with their sources."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hardware.catalog import (
     describe_chip,
     describe_cluster,
 )
+from hardware.software import software, software_names
 from hardware.units import GB, GIB, TFLOPS, format_count
 from results.report.text import WIDTH, clip, columns, hanging
 from search.commands.answer import answer
@@ -200,6 +201,24 @@ def _flat(spec: Any, prefix: str) -> list[tuple[str, str]]:  # noqa: ANN401 - a 
     return lines
 
 
+def _software() -> list[Cells]:
+    return [
+        {"name": known.name, "dense ms": known.dense_layer_s * 1e3, "routed ms": known.routed_layer_s * 1e3,
+         "attention": ", ".join(f"{chip} {share:.0%}" for chip, share in known.attention_share.items()) or "the chip's"}
+        for known in map(software, software_names())
+    ]  # fmt: skip
+
+
+def _describe_software(name: str) -> tuple[Row, ...]:
+    known = software(name)
+    told = {
+        "dense_layer_s": f"{known.dense_layer_s * 1e3:g} ms", "routed_layer_s": f"{known.routed_layer_s * 1e3:g} ms",
+        "attention_share": ", ".join(f"{chip} {share:.1%}" for chip, share in known.attention_share.items()),
+    }  # fmt: skip
+    rows = (Row(field, told[field], source) for field, source in known.sources.items())
+    return (Row("name", known.name, ""), *rows)
+
+
 def _describe_space(name: str) -> tuple[Row, ...]:
     space = load_space(name)
     rows = [
@@ -216,10 +235,13 @@ def _describe_space(name: str) -> tuple[Row, ...]:
     return (*rows, *(Row(axis, f"{len(values)} values", "") for axis, values in wide), *free)
 
 
-_LIST: Mapping[str, Any] = {"chips": _chips, "clusters": _clusters, "models": _models, "spaces": _spaces}
+_LIST: Mapping[str, Any] = {
+    "chips": _chips, "clusters": _clusters, "software": _software, "models": _models, "spaces": _spaces,
+}  # fmt: skip
 _DESCRIBE: Mapping[str, Any] = {
     "chips": describe_chip,
     "clusters": describe_cluster,
+    "software": _describe_software,
     "models": _describe_model,
     "spaces": _describe_space,
 }
