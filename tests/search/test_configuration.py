@@ -171,7 +171,9 @@ def test_a_node_of_gb200_has_four_chips_and_others_eight() -> None:
         ({"layers": "13", "mtp_layers": "1", "schedule": "interleaved", "vpp": "2"}, "pp_layout=4 ... 1"),
         ({"dp_overlap": "1"}, "bucket_bytes=160000000"),
         ({"cp": "2", "dp": "4"}, "context_parallel=ring"),
-        ({"cuda_graph": "local"}, "cuda_graph=local ignored"),
+        ({"cuda_graph": "local"}, "cuda_graph=layer: local captures layer by layer"),
+        ({"cuda_graph": "transformer_engine:attn,moe_router"}, "cuda_graph=attention: of attn,moe_router"),
+        ({"framework": "nemo"}, "software=megatron_moe"),
         ({"grad_accum_dtype": "bf16"}, "grad_accum_dtype=bf16 ignored"),
         ({"heads": "", "kv_heads": "", "head_dim": ""}, "heads=32"),
         ({"ffn": ""}, "ffn=11008"),
@@ -254,3 +256,19 @@ def test_the_step_time_comes_from_its_column_or_the_token_rate(changes: dict[str
 
 def test_measured_memory_is_in_gib() -> None:
     assert measured_of(_row(peak_mem_gib="1.5"), tokens=1, num_gpus=1).peak_memory_bytes == 1.5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("cell", "scope"),
+    [("", "none"), ("none", "none"), ("local", "layer"), ("te:attn,mamba", "attention"), ("full_iteration", "full")],
+)
+def test_a_graph_holds_what_its_scopes_say(cell, scope):
+    assert _of(cuda_graph=cell).strategy.cuda_graph.value == scope
+
+
+@pytest.mark.parametrize(
+    ("framework", "software"), [("nemo/megatron-core", "megatron_moe"), ("llm-foundry", "fsdp_2023"), ("unknown", None)]
+)
+def test_software_is_that_of_the_frameworks_generation(framework, software):
+    ran = _of(framework=framework).system.software
+    assert (ran and ran.name) == software
