@@ -55,11 +55,13 @@ class SystemFactor:
     change: Change
     silicon: str = ""
     formats: frozenset[str] = frozenset()
+    on: Callable[[SystemSpec], bool] = lambda _system: True
 
     def touches(self, config: Configuration) -> bool:
         """Whether chip and recipe are the ones that it is of."""
         mine = not self.silicon or silicon_of(config.system.chip) == self.silicon
-        return mine and (not self.formats or config.strategy.precision in self.formats)
+        formed = not self.formats or config.strategy.precision in self.formats
+        return mine and formed and self.on(config.system)
 
     def scaled(self, config: Configuration, factor: float) -> Configuration:
         """The configuration on the changed system."""
@@ -113,6 +115,25 @@ def _memory(system: SystemSpec, factor: float) -> SystemSpec:
 
 def _launch(system: SystemSpec, factor: float) -> SystemSpec:
     return _on_chip(system, launch_s=system.chip.launch_s * factor)
+
+
+def _host(system: SystemSpec, factor: float) -> SystemSpec:
+    """What frameworks launch layer by layer."""
+    known = system.software
+    if known is None:
+        return system
+    slower = replace(known, dense_layer_s=known.dense_layer_s * factor, routed_layer_s=known.routed_layer_s * factor)
+    return replace(system, software=slower)
+
+
+def _launches_layers(system: SystemSpec) -> bool:
+    known = system.software
+    return known is not None and max(known.dense_layer_s, known.routed_layer_s) > 0.0
+
+
+def _has_older_attention(system: SystemSpec) -> bool:
+    known = system.software
+    return known is not None and any(system.chip.name.startswith(name) for name in known.attention_share)
 
 
 def _links(kinds: frozenset[str]) -> Change:
@@ -170,6 +191,20 @@ PARAMETERS: tuple[Parameter, ...] = (
     _shared("products of 8 bits", _narrow_gemm, SHARED_SPREAD, formats=EIGHT_BITS),
     _shared("products of 4 bits", _narrow_gemm, SHARED_SPREAD, formats=FOUR_BITS),
     *_by_silicon("attention", _attention, shared=2 * SHARED_SPREAD, own=SHARED_SPREAD),
+    SystemFactor(
+        name="attention older than the chip",
+        cause="attention",
+        spread=SHARED_SPREAD,
+        change=_attention,
+        on=_has_older_attention,
+    ),
+    SystemFactor(
+        name="host time of layers",
+        cause="host time of layers",
+        spread=2 * SHARED_SPREAD,
+        change=_host,
+        on=_launches_layers,
+    ),
     _shared("memory traffic", _memory, SHARED_SPREAD),
     _shared("kernel launches", _launch, 2 * SHARED_SPREAD),
     _shared("traffic over NVLink", _links(NVLINK), SHARED_SPREAD),
