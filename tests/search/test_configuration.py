@@ -203,7 +203,7 @@ def test_an_assumption_is_listed_once_however_often_it_is_used() -> None:
 
 def test_a_full_row_assumes_only_what_has_no_column() -> None:
     heads = [line.split(":")[0] for line in _of().assumed if not line.startswith("system")]
-    assert heads == ["norm and biases", "overlap_pp=0", "fused_loss=0"]
+    assert heads == ["norm and biases", "overlap_pp=0", "fused_loss=0", "software=eager_2022"]
 
 
 @pytest.mark.parametrize(
