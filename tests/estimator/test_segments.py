@@ -101,7 +101,9 @@ def test_gradients_and_updates_are_those_of_the_slowest_segment():
     both = evaluate(LLAMA, s, pair("dgx_h100", "dgx_a100"), WORK)
     slow, fast = (evaluate(LLAMA, s, cluster(name, 32), WORK) for name in ("dgx_a100", "dgx_h100"))
     for name in ("optimizer_s", "optimizer_comm_s"):
-        assert both.columns[name] == slow.columns[name] > fast.columns[name]
+        # Bytes go as slowly as on the one, hops take as long as on the other: never less than either alone.
+        assert both.columns[name] >= slow.columns[name] > fast.columns[name]
+        assert both.columns[name] == pytest.approx(slow.columns[name], rel=0.01)  # hops are so small a part
 
 
 def test_the_link_between_segments_is_the_longest_hop():

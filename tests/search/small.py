@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from search.launch import final_front
 from search.space import Space
 from search.structures import enumerate_space
@@ -17,9 +19,11 @@ __all__ = ["MIDDLE", "SMALL", "any_space", "enumerated", "swept"]
 Front = dict[int, tuple[float, ...]]
 
 
-def swept(space: Space, *, prune: bool = True, reverse: bool = False) -> Front:
-    """Objectives by id of the front that a search of the space ends with."""
+def swept(space: Space, *, prune: bool = True, reverse: bool = False, shuffled: bool = False) -> Front:
+    """Objectives by id of the front that a search of the space ends with; `shuffled`: structures in any order."""
     plan = prepare(space, prune=prune)
+    if shuffled:
+        plan.order = np.random.default_rng(0).permutation(plan.order)
     ids, columns = final_front(plan, sweep_plan(plan, reverse=reverse))
     rows = zip(*(columns[o.column] for o in space.objectives), strict=True) if len(ids) else ()
     return {int(i): tuple(map(float, row)) for i, row in zip(ids, rows, strict=True)}
