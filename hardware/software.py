@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from hardware._errors import reject, reject_unknown
-from hardware._library import read
+from hardware._library import read, source_text
 
 __all__ = ["SoftwareSpec", "software", "software_names"]
 
@@ -47,6 +47,10 @@ class SoftwareSpec:
                     f"software {self.name}: attention_share[{chip}] must be in (0, 1]", share, "give achieved / peak"
                 )
 
+    def attention_of(self, chip_name: str) -> float | None:
+        """`attention_share` of a chip; None where its own kernels run."""
+        return next((share for start, share in self.attention_share.items() if chip_name.startswith(start)), None)
+
 
 def software_names() -> tuple[str, ...]:
     """The names of known generations, in catalogue order."""
@@ -62,6 +66,5 @@ def software(name: str) -> SoftwareSpec:
     entry, fields, sources = book["generations"][name], {}, {}
     for key, block in entry.items():
         fields[key] = block["value"]
-        told = book["sources"][block["source"]]
-        sources[key] = f"{told['text']} ({told['date']})"
+        sources[key] = source_text("software", block["source"])
     return SoftwareSpec(name=name, sources=sources, **fields)

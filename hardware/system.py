@@ -180,12 +180,11 @@ class SystemSpec:
 
     def running(self, software: SoftwareSpec) -> SystemSpec:
         """The same system with a generation of software on all its chips."""
-        shares = [share for name, share in software.attention_share.items() if self.chip.name.startswith(name)]
-        chip = self.chip
-        if shares:
+        chip, share = self.chip, software.attention_of(self.chip.name)
+        if share is not None:
             told = f"software {software.name}: {software.sources.get('attention_share', 'given')}"
             sources = {**chip.sources, "attention_efficiency": told}
-            chip = replace(chip, attention_efficiency=shares[0], sources=sources)
+            chip = replace(chip, attention_efficiency=share, sources=sources)
         parts = tuple(segment.running(software) for segment in self.segments)
         return replace(self, chip=chip, software=software, segments=parts)
 

@@ -25,6 +25,7 @@ from estimator.step import evaluate
 from estimator.strategy import Schedule
 from estimator.tasks import Device, Stream, Tasks
 from results.pareto import non_dominated
+from search.pool import usable_cpus
 from search.space import Sampler, Space, load_space
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def machine() -> dict[str, Any]:
     """What the numbers belong to."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cpus(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -7,7 +7,6 @@ share of a list from call to call, by places, and remembers the operations of th
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,8 +21,9 @@ from estimator.strategy import Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from search.configuration import Configuration
+from search.pool import usable_cpus
 
-__all__ = ["Cores", "num_cores", "remembered"]
+__all__ = ["Cores", "remembered"]
 
 # Forked workers start with what is compiled and cached here. Elsewhere than on Linux, system libraries have threads of
 # their own, which a fork may leave in the middle of something.
@@ -36,11 +36,6 @@ def remembered(model: ModelSpec, strategy: Strategy, system: SystemSpec, workloa
     return evaluate(model, strategy, system, workload)
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Cores:
     """A process for each core, or this one alone where there is one.
 
@@ -50,7 +45,7 @@ class Cores:
     """
 
     def __init__(self, count: int | None = None) -> None:
-        count = num_cores() if count is None else count
+        count = usable_cpus() if count is None else count
         context = multiprocessing.get_context(_START)
         self._workers = [ProcessPoolExecutor(1, mp_context=context) for _ in range(count)] if count > 1 else []
 

@@ -133,7 +133,7 @@ def _launches_layers(system: SystemSpec) -> bool:
 
 def _has_older_attention(system: SystemSpec) -> bool:
     known = system.software
-    return known is not None and any(system.chip.name.startswith(name) for name in known.attention_share)
+    return known is not None and known.attention_of(system.chip.name) is not None
 
 
 def _links(kinds: frozenset[str]) -> Change:

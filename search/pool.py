@@ -53,6 +53,7 @@ __all__ = [
     "Worker",
     "WorkerFactory",
     "one_session",
+    "usable_cpus",
 ]
 
 _QUEUED_PER_ACTOR = 2  # One runs, one waits, so an actor never idles while the driver merges a front.
@@ -351,10 +352,10 @@ class _Session:
             raise
 
     def _start(self, num_workers: int | None, object_store_bytes: int) -> None:
-        most = max(8, 4 * _usable_cpus())  # A worker beyond a core's first buys nothing and takes 100 MB and more.
+        most = max(8, 4 * usable_cpus())  # A worker beyond a core's first buys nothing and takes 100 MB and more.
         if num_workers is not None and num_workers > most:
             raise ValueError(
-                f"num_workers must be at most {most} on {_usable_cpus()} CPUs, but got {num_workers}; leave it out"
+                f"num_workers must be at most {most} on {usable_cpus()} CPUs, but got {num_workers}; leave it out"
             )
         environment = {
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -368,7 +369,7 @@ class _Session:
             _reread_authentication()
             self._init(
                 address="local",
-                num_cpus=num_workers or _usable_cpus(),
+                num_cpus=num_workers or usable_cpus(),
                 num_gpus=0,
                 include_dashboard=False,
                 object_store_memory=object_store_bytes,
@@ -431,7 +432,8 @@ class _Session:
         _let_ray_print(self._printed_before)
 
 
-def _usable_cpus() -> int:
+def usable_cpus() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

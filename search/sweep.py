@@ -131,13 +131,13 @@ def warmed_up(plan: Plan) -> Plan:
 
 def _blocks(num: int, size: int | None, *, growing: bool) -> list[tuple[int, int]]:
     """Cuts of `num` structures: of one size, or growing."""
-    blocks, start = [], 0
-    length = float(size or (FIRST_BLOCK if growing else BLOCK))
+    grows = growing and size is None
+    blocks, start, length = [], 0, float(FIRST_BLOCK if grows else size or BLOCK)
     while start < num:
         blocks.append((start, min(start + int(length), num)))
         start = blocks[-1][1]
-        if size is None:
-            length = min(length * GROWTH, LAST_BLOCK) if growing else length
+        if grows:
+            length = min(length * GROWTH, LAST_BLOCK)
     return blocks
 
 
