@@ -14,9 +14,9 @@ from estimator.op import Axis, Component, Dim, OpKind, Save, Weight
 from estimator.precision import Role
 from estimator.strategy import Module
 
-__all__ = ["attention"]
+__all__ = ["UP", "attention", "gated", "keys_and_values", "qk_norm", "rope"]
 
-UP_PROJ = Module.MLA_UP_PROJ.value
+UP = frozenset({Module.MLA_UP_PROJ.value})
 
 
 def attention(w: Writer, x: str) -> str:
@@ -44,29 +44,33 @@ def _grouped(w: Writer, x: str) -> tuple[str, Dim]:
         w.linear(f"attention.{name}_proj", x, w.hidden, kv_dim, part, bias=model.attention_bias) for name in ("k", "v")
     )
     if model.qk_norm is not QKNorm.NONE:
-        q, k = (_qk_norm(w, name, t, dim) for name, t, dim in (("q", q, q_dim), ("k", k, kv_dim)))
+        each: dict[QKNorm, Dim | None] = {QKNorm.HEAD: Dim(float(model.head_dim), Axis.HEAD), QKNorm.UNWEIGHTED: None}
+        q, k = (
+            qk_norm(w, name, t, dim, each.get(model.qk_norm, dim))
+            for name, t, dim in (("q", q, q_dim), ("k", k, kv_dim))
+        )
     if not model.max_positions and w.layer.rope:
-        q, k = _rope(w, "q", q, q_dim), _rope(w, "k", k, kv_dim)
+        q, k = rope(w, "q", q, q_dim), rope(w, "k", k, kv_dim)
     context = core(w, q, k, v, qk=model.head_dim, value=model.head_dim)
-    return (_gated(w, context, gate, q_dim) if gate else context), q_dim
+    return (gated(w, context, gate, q_dim) if gate else context), q_dim
 
 
-def _qk_norm(w: Writer, name: str, x: str, width: Dim) -> str:
+def qk_norm(w: Writer, name: str, x: str, width: Dim, weight: Dim | None) -> str:
     """A norm over each head, with one weight vector of the head's width or none; or over all heads, each its own."""
     out = w.norm(f"attention.{name}_norm", x, width, Component.ATTENTION)
-    head = {QKNorm.HEAD: Dim(float(w.model.head_dim), Axis.HEAD), QKNorm.FULL: width}.get(w.model.qk_norm)
-    weights = () if head is None else (Weight(f"attention.{name}_norm.weight", (head,), linear=False),)
+    weights = () if weight is None else (Weight(f"attention.{name}_norm.weight", (weight,), linear=False),)
     w.ops[-1] = w.ops[-1].but(weights=weights)
     return out
 
 
-def _rope(w: Writer, name: str, x: str, width: Dim, modules: frozenset[str] = frozenset()) -> str:
+def rope(w: Writer, name: str, x: str, width: Dim, modules: frozenset[str] = frozenset()) -> str:
+    """Rotary position embedding of all heads."""
     out = w.tensor(f"attention.{name}_rope.out", width)
     w.memory_op(f"attention.{name}_rope", OpKind.ROPE, (x,), (out,), Component.ATTENTION, modules=modules)
     return out
 
 
-def _gated(w: Writer, context: str, gate: str, width: Dim) -> str:
+def gated(w: Writer, context: str, gate: str, width: Dim) -> str:
     """The output times the sigmoid of its gate (Qwen3.5)."""
     out = w.tensor("attention.gated.out", width)
     saves = (Save(context, Role.ATTENTION_OUTPUT), Save(gate, Role.ACTIVATION))
@@ -76,7 +80,7 @@ def _gated(w: Writer, context: str, gate: str, width: Dim) -> str:
 
 def _latent(w: Writer, x: str, mla: MLASpec) -> tuple[str, Dim]:
     """Multi-head latent attention: down-projections are replicated over tp, up-projections split by head."""
-    model, up = w.model, frozenset({UP_PROJ})
+    model, up = w.model, UP
     q_dim = heads(model, model.qk_head_dim)
     q, width = x, w.hidden
     if mla.q_lora_rank:
@@ -94,13 +98,18 @@ def _latent(w: Writer, x: str, mla: MLASpec) -> tuple[str, Dim]:
         assert model.indexer is not None
         chosen = choose_keys(w, x, query_latent, width, model.indexer)
         if reads_latents(w.seq, mla, model.indexer):
-            return latent_context(w, _rope(w, "q", q, q_dim, up), kv, kv_a, mla, chosen), value
+            return latent_context(w, rope(w, "q", q, q_dim, up), kv, kv_a, mla, chosen), value
     kv_dim = heads(model, mla.qk_nope_head_dim + mla.v_head_dim)
     kv_b = w.linear("attention.kv_b_proj", kv, latent, kv_dim, Component.ATTENTION, modules=up)
-    q = _rope(w, "q", q, q_dim, up)
+    q = rope(w, "q", q, q_dim, up)
     # The rotary part of k is one head's width, copied to every head beside the up-projected part.
-    k = w.tensor("attention.k.out", q_dim)
-    w.memory_op("attention.k_concat", OpKind.ELEMENTWISE, (kv_b, kv_a), (k,), Component.ATTENTION, modules=up)
-    v = w.tensor("attention.v.out", value)
-    w.memory_op("attention.v_split", OpKind.ELEMENTWISE, (kv_b,), (v,), Component.ATTENTION, modules=up)
+    k, v = keys_and_values(w, kv_b, kv_a, q_dim, value)
     return core(w, q, k, v, qk=model.qk_head_dim, value=model.v_head_dim), value
+
+
+def keys_and_values(w: Writer, kv_b: str, kv_a: str, keys: Dim, values: Dim) -> tuple[str, str]:
+    """Keys and values of all heads from their latents: what was projected up, and the rotary part that heads share."""
+    up, (k, v) = UP, (w.tensor("attention.k.out", keys), w.tensor("attention.v.out", values))
+    w.memory_op("attention.k_concat", OpKind.ELEMENTWISE, (kv_b, kv_a), (k,), Component.ATTENTION, modules=up)
+    w.memory_op("attention.v_split", OpKind.ELEMENTWISE, (kv_b,), (v,), Component.ATTENTION, modules=up)
+    return k, v

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from estimator.build.writer import Writer
 from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
+from estimator.parts import LinearAttentionSpec, MambaSpec
 from estimator.precision import Role
 
-__all__ = ["gated_delta_net", "mamba"]
+__all__ = ["conv", "delta_scan", "gated_delta_net", "gated_norm", "mamba", "mamba_scan"]
 
 
 def mamba(w: Writer, x: str) -> str:
@@ -26,7 +27,14 @@ def mamba(w: Writer, x: str) -> str:
     width = _heads(spec.inner + spec.conv_width + spec.num_heads, spec.num_heads)
     w.linear("mamba.in_proj", x, w.hidden, width, part)
     gate, xbc, dt = w.split(("mamba.gate", inner), ("mamba.xbc", convolved), ("mamba.dt", steps))
-    xbc = _conv(w, "mamba.conv", xbc, convolved, spec.conv, part, bias=spec.conv_bias)
+    xbc = conv(w, "mamba.conv", xbc, convolved, spec.conv, part, bias=spec.conv_bias)
+    y = gated_norm(w, "mamba.norm", mamba_scan(w, spec, xbc, dt), gate, inner, inner, part)
+    return w.linear("mamba.out_proj", y, inner, w.hidden, part)
+
+
+def mamba_scan(w: Writer, spec: MambaSpec, xbc: str, dt: str) -> str:
+    """The recurrence over x, B and C with its steps."""
+    part, inner, steps = Component.MAMBA, _heads(spec.inner, spec.num_heads), _heads(spec.num_heads, spec.num_heads)
     # Q tokens of a chunk, N state, P head: C B^T once a group, (C B^T) X, B^T X into the state, C times the state
     # (arXiv:2405.21060, section 6). Blocks on the diagonal are formed whole.
     q, n, p = spec.chunk, spec.state, spec.head_dim
@@ -38,8 +46,7 @@ def mamba(w: Writer, x: str) -> str:
               states={"mamba.states": (states, Role.FULL), "mamba.passed": (states, Role.ACTIVATION)})  # fmt: skip
     for name in ("decay", "step_bias", "skip"):
         w.weight(f"mamba.{name}", steps)
-    y = _gated_norm(w, "mamba.norm", y, gate, inner, inner, part)
-    return w.linear("mamba.out_proj", y, inner, w.hidden, part)
+    return y
 
 
 def gated_delta_net(w: Writer, x: str) -> str:
@@ -53,7 +60,16 @@ def gated_delta_net(w: Writer, x: str) -> str:
     gate = w.linear("linear.gate_proj", x, w.hidden, value, part)
     beta = w.linear("linear.beta_proj", x, w.hidden, number, part)
     decay = w.linear("linear.decay_proj", x, w.hidden, number, part)
-    qkv = _conv(w, "linear.conv", qkv, convolved, spec.conv, part)
+    qkv = conv(w, "linear.conv", qkv, convolved, spec.conv, part)
+    y = delta_scan(w, spec, qkv, beta, decay)
+    y = gated_norm(w, "linear.norm", y, gate, value, Dim(float(spec.value_head_dim), Axis.HEAD), part)
+    return w.linear("linear.out_proj", y, value, w.hidden, part)
+
+
+def delta_scan(w: Writer, spec: LinearAttentionSpec, qkv: str, beta: str, decay: str) -> str:
+    """The gated delta rule over queries, keys and values."""
+    part, keys, heads = Component.LINEAR_ATTENTION, spec.num_key_heads, spec.num_value_heads
+    value, number = _heads(spec.value_width, keys), _heads(heads, keys)
     # C tokens of a chunk, k and v widths of a head: K K^T, its inverse times K and times V, Q K^T, that times the new
     # values; the state read for values and for outputs, and written. Ignores the triangular inverse, C^2/6 a token.
     c, k, v = spec.chunk, spec.key_head_dim, spec.value_head_dim
@@ -67,15 +83,14 @@ def gated_delta_net(w: Writer, x: str) -> str:
                               outputs=(*w.ops[-1].outputs, inverse))  # fmt: skip
     for name in ("decay", "step_bias"):
         w.weight(f"linear.{name}", number)
-    y = _gated_norm(w, "linear.norm", y, gate, value, Dim(float(v), Axis.HEAD), part)
-    return w.linear("linear.out_proj", y, value, w.hidden, part)
+    return y
 
 
 def _heads(size: int, units: int) -> Dim:
     return Dim(float(size), Axis.HEADS, units=units)
 
 
-def _conv(w: Writer, name: str, x: str, width: Dim, taps: int, part: Component, *, bias: bool = False) -> str:
+def conv(w: Writer, name: str, x: str, width: Dim, taps: int, part: Component, *, bias: bool = False) -> str:
     """Depthwise and causal, with its activation function. Keeps its input; backward forms the output again."""
     out = w.tensor(f"{name}.out", width)
     w.memory_op(name, OpKind.CONV, (x,), (out,), part, saves=(Save(x, Role.ACTIVATION),))
@@ -102,7 +117,7 @@ def _scan(
     return out
 
 
-def _gated_norm(w: Writer, name: str, x: str, gate: str, width: Dim, weight: Dim, part: Component) -> str:
+def gated_norm(w: Writer, name: str, x: str, gate: str, width: Dim, weight: Dim, part: Component) -> str:
     """RMSNorm of x times silu(gate), in one pass over both."""
     out = w.norm(name, x, width, part)
     last = w.ops[-1]
