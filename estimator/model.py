@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from estimator.parts import (
     divisors,
     require_at_least,
 )
+
+if TYPE_CHECKING:
+    from estimator.graph import OpGraph
 
 T = TypeVar("T")
 
@@ -194,6 +197,10 @@ class ModelSpec:
             return cls.from_mapping(fields | {"name": name or fields["name"]})
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
+
+    def captured_at(self, seq: int) -> OpGraph | None:
+        """The graph at that sequence length of a model that was captured; None where it is built from the sizes."""
+        return None
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:

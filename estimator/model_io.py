@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from estimator.graph_file import is_graph_text, read_graph
 from estimator.mapping import nearest, shown
 from estimator.model import ModelSpec
 
@@ -29,7 +30,8 @@ def model_names(folders: Sequence[Path]) -> list[str]:
 def load_model(reference: str | Path, folders: Sequence[Path] = ()) -> ModelSpec:
     """The model of that name in the first folder that has it, or else at that path.
 
-    A path is a model file of ours, a Hugging Face config.json (it has a `model_type`), or a folder with a config.json.
+    A path is a model file of ours, a Hugging Face config.json (it has a `model_type`), a folder with one, or a captured
+    graph.
     A name goes before a path; write `./name` for the path.
     """
     for folder in folders:
@@ -47,7 +49,10 @@ def load_model(reference: str | Path, folders: Sequence[Path] = ()) -> ModelSpec
 
 def _read(path: Path) -> ModelSpec:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
+        text = path.read_text(encoding="utf-8")
+        if is_graph_text(text):
+            return read_graph(path, text)
+        content = yaml.load(text, Loader=YAML_LOADER)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

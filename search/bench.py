@@ -280,6 +280,14 @@ def _hypervolume(name: str, sampler: Sampler, trials: int) -> float:
     return hypervolume_share(name, sampler, trials)
 
 
+def _captured(what: str) -> float:
+    """A case of search/bench_capture.py, which alone needs the framework."""
+    from search import bench_capture
+
+    measure: Callable[[], float] = getattr(bench_capture, what)
+    return measure()
+
+
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -302,6 +310,10 @@ def _cases() -> Iterator[Case]:
         for sampler, fewer in SAMPLERS.items():
             share = partial(_hypervolume, name, sampler, min(trials, fewer))
             yield Case(name=f"hypervolume.{sampler.value}.{name}", unit="1", better="higher", measure=share)
+    yield Case(name=f"capture_s.{MAIN}", unit="s", better="lower", measure=partial(_captured, "capture_s"))
+    yield Case(name=f"graph_bytes.{MAIN}", unit="B", better="lower", measure=partial(_captured, "graph_bytes"))
+    ratio = partial(_captured, "sweep_captured_over_spec")
+    yield Case(name="sweep_captured_over_spec", unit="1", better="higher", measure=ratio)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
 
 

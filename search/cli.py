@@ -305,6 +305,17 @@ def _add_points(commands: _Commands) -> None:
 
 
 def _add_facts(commands: _Commands) -> None:
+    capture = commands.add(
+        "capture",
+        "capture",
+        "the graph of a Hugging Face model, captured from its own code without weights",
+        example="search capture config.json -o model.graph.json",
+    )
+    capture.add_argument("config", metavar="CONFIG_JSON", help="a Hugging Face config.json, or its folder")
+    capture.add_argument("--phase", choices=("train", "prefill", "decode"), default="train", help="default: train")
+    capture.add_argument("--layers", type=_positive, metavar="N", help="the first N layers only")
+    capture.add_argument("--allow-unknown", action="store_true", help="price unknown operations as memory-bound")
+    capture.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
     validate = commands.add("validate", "validate", "predicted against measured training steps")
     columns = "columns: search/measured.py; default: those of a checkout that has tests/anchors/, which none has yet"
     validate.add_argument("tables", nargs="*", metavar="CSV", help=f"steps that you measured; {columns}")

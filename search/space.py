@@ -18,6 +18,8 @@ from pathlib import Path
 import yaml
 
 import spaces
+from estimator.captured import CapturedModel
+from estimator.graph_file import graph_text, read_graph
 from estimator.imbalance import Routing
 from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_from_mapping
@@ -35,7 +37,9 @@ from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, 
 
 __all__ = ["Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "parse_space", "shipped_spaces"]
 
-KEYS = ("name", "model", "system", "workload", "strategy", "objectives", "constraints", "search", "reference")
+KEYS = (
+    "name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "search", "reference",
+)  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes a folder's
 DIRECTIONS = {
     "minimise": True, "minimize": True, "min": True, "lower": True,
@@ -144,7 +148,7 @@ class Space:
         systems: list[Plain] = [{"spec": plain(system)} for system in self.systems]
         content: dict[str, Plain] = {
             "name": self.name,
-            "model": plain(self.model),
+            "model": {"graph": graph_text(self.model)} if isinstance(self.model, CapturedModel) else plain(self.model),
             "system": systems[0] if len(systems) == 1 else systems,
             "workload": plain(self.workload),
             "strategy": dict(write_axes(self.axes)),
@@ -224,18 +228,49 @@ def _name(document: Document, stem: str) -> str:
 
 
 def _model(document: Document, folder: Path) -> ModelSpec:
+    """Built from a description, or captured; a run's own space holds the text of a captured graph."""
     key: Key = ("model",)
     value = document.get(key)
+    if _is_captured(document):
+        return _captured(document, folder)
     try:
+        if isinstance(value, dict) and set(value) == {"graph"}:
+            return read_graph("model.graph", str(value["graph"]))
         if isinstance(value, dict):
             return model_from_mapping(value)
         if isinstance(value, str):
             beside = folder / value
             known = os.path.exists(spaces.MODELS / f"{value}.yaml")  # Path.exists raises on a name too long
-            return load_model(str(beside) if os.path.exists(beside) and not known else value, [spaces.MODELS])
+            model = load_model(str(beside) if os.path.exists(beside) and not known else value, [spaces.MODELS])
+            if isinstance(model, CapturedModel) and model.captured.phase != "train":
+                law = f"is a graph of phase {model.captured.phase}"
+                raise document.error(key, law, value, "one that was captured with --phase train")
+            return model
+    except SpaceError:
+        raise
     except ValueError as error:
         raise _refused(document, key, error) from None
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
+
+
+def _is_captured(document: Document) -> bool:
+    value = document.get(("capture",))
+    if value is not None and not isinstance(value, bool):
+        raise document.error(("capture",), "must be true or false", value, "true beside the path of a config.json")
+    return value is True
+
+
+def _captured(document: Document, folder: Path) -> CapturedModel:
+    from capture.model import capture_model
+
+    value = document.get(("model",))
+    if not isinstance(value, str):
+        raise document.error(("model",), "must be the path of a config.json beside capture: true", value)
+    beside = folder / value
+    try:
+        return capture_model(beside if os.path.exists(beside) else value)
+    except ValueError as error:
+        raise _refused(document, ("model",), error) from None
 
 
 def _systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:

@@ -19,7 +19,9 @@ __all__ = ["build"]
 
 @lru_cache(maxsize=64)
 def build(model: ModelSpec, seq: int) -> OpGraph:
-    """The logical graph of `model` at sequence length `seq`."""
+    """The logical graph of `model` at sequence length `seq`: that which was captured, where one was."""
+    if (captured := model.captured_at(seq)) is not None:
+        return captured
     layers = tuple(BlockKind.of(layer) for layer in model.layer_specs)
     entry = (BlockKind.EMBEDDING, BlockKind.POSITIONS) if model.max_positions else (BlockKind.EMBEDDING,)
     sequence = (

@@ -9,7 +9,7 @@ from estimator.model import ModelSpec
 from estimator.op import Axis, Component, Dim, Op, OpKind, Save, Tensor, Weight
 from estimator.precision import Role
 
-__all__ = ["embedding", "head", "mtp", "positions"]
+__all__ = ["cross_entropy", "embedding", "head", "mtp", "positions", "tied_head"]
 
 
 def embedding(model: ModelSpec, seq: int) -> Block:
@@ -52,7 +52,11 @@ def _head_ops(w: Writer, x: str) -> None:
     if w.model.hyper is not None:
         x = joined(w, x, w.model.hyper)
     normed = w.norm("final_norm", x, w.hidden, centred=w.centred)
-    logits = w.linear("lm_head", normed, w.hidden, vocab, Component.HEAD, save_as=Role.ACTIVATION)
+    cross_entropy(w, w.linear("lm_head", normed, w.hidden, vocab, Component.HEAD, save_as=Role.ACTIVATION))
+
+
+def cross_entropy(w: Writer, logits: str) -> None:
+    """The loss of every token."""
     w.tensors["loss.out"] = Tensor((w.tokens,), Role.FULL)
     w.memory_op("loss", OpKind.LOSS, (logits,), ("loss.out",), Component.HEAD, saves=(Save(logits, Role.FULL),),
                 passes=4.0)  # fmt: skip
@@ -63,9 +67,14 @@ def head(model: ModelSpec, seq: int) -> Block:
     w = Writer(model, seq)
     _head_ops(w, w.tensor("x", w.stream))
     if model.tied_embeddings:
-        shared = Weight("embed.weight", (_vocabulary(model), w.hidden), linear=False)
-        w.ops = [op.but(weights=(shared,)) if op.name == "lm_head" else op for op in w.ops]
+        tied_head(w)
     return w.block(BlockKind.HEAD, "x")
+
+
+def tied_head(w: Writer) -> None:
+    """The head multiplies with the table of words."""
+    shared = Weight("embed.weight", (_vocabulary(w.model), w.hidden), linear=False)
+    w.ops = [op.but(weights=(shared,)) if op.name == "lm_head" else op for op in w.ops]
 
 
 def mtp(model: ModelSpec, seq: int) -> Block:

@@ -1,0 +1,294 @@
+"""Records of a run -> the logical graph that a model file gives: blocks of semantic ops, each distinct layer once.
+
+Forward only: the passes derive backward, and the recorded backward is a cross-check (tests). Every record that the
+result depends on is taken up by an op, or refused; the ops tell which records they stand for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from math import lcm
+from typing import Any
+
+from capture.flow import PART, SAME, Flow, UnknownOp
+from capture.lift import Facts, Lift
+from capture.lift_attention import attention
+from capture.lift_mlp import experts, mlp
+from capture.lift_scans import gated_delta_net, mamba
+from capture.patterns import norm, product
+from capture.records import Record, Recording, Ref
+from capture.unknown import price_as_memory
+from estimator.build.ends import cross_entropy, embedding, tied_head
+from estimator.captured import CapturedGraph, CapturedModel, Origin
+from estimator.graph import Block, BlockKind, OpGraph
+from estimator.graph_file import digest_of
+from estimator.layers import LayerSpec, Mixer, Mlp
+from estimator.model import ModelSpec, Norm, QKNorm
+from estimator.op import Axis, Component, Dim
+from estimator.precision import Role
+
+__all__ = ["canonicalise", "lift_all"]
+
+LOSS = frozenset("_log_softmax nll_loss_forward constant_pad_nd sum div mul neg".split())
+HALVES: Mapping[str, tuple[str, Callable[[Lift, int], str]]] = {
+    "attention": ("attention", attention),
+    "gated_delta_rule": ("linear", gated_delta_net),
+    "mamba2_scan": ("mamba", mamba),
+    "_grouped_mm": ("mlp", experts),
+    "": ("mlp", mlp),
+}  # what a branch contains -> how it is called and lifted
+MIXERS = {"attention": Mixer.ATTENTION, "linear": Mixer.LINEAR, "mamba": Mixer.MAMBA}
+
+
+def canonicalise(
+    recording: Recording, name: str, notes: Sequence[str] = (), *, allow_unknown: bool = False
+) -> CapturedModel:  # fmt: skip
+    """The model that a recording shows: its sizes, and its graph. UnknownOp names what has no place in it."""
+    return lift_all(Flow(recording), name, notes, allow_unknown=allow_unknown)
+
+
+def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown: bool = False) -> CapturedModel:
+    """The same of a flow, which knows afterwards what op stands for which record."""
+    recording, facts = flow.recording, Facts()
+    if recording.phase not in {"train", "prefill"}:
+        raise ValueError(f"{name}: phase {recording.phase} is recorded, but has no canonical graph yet; "
+                         "take train or prefill")  # fmt: skip
+    sizes = _common_sizes(flow, name)
+    tokens = _tokens(flow)
+    kinds = sorted({place.kind for place in recording.layers})
+    blocks, unknown = [_embedding(flow, sizes, tokens)], list[str]()
+    layer_of: dict[int, LayerSpec] = {}
+    for kind in kinds:
+        block, layer, missing = _layer(flow, sizes, facts, tokens, kind, allow_unknown)
+        if layer in layer_of.values():
+            raise ValueError(f"{name}: two kinds of layers both read as {layer.name!r}; what sets them apart has no "
+                             "canonical form yet")  # fmt: skip
+        layer_of[kind] = layer
+        blocks.append(block)
+        unknown += missing
+    blocks.append(_head(flow, sizes, facts, tokens))
+    _check_taken_up(flow)
+    layers = tuple(layer_of[place.kind] for place in recording.layers)
+    if unknown:
+        notes = (*notes, f"priced as memory-bound, for nothing is known of them: {', '.join(unknown)}")
+    model = _model(sizes, facts, layers, notes)
+    sequence = (BlockKind.EMBEDDING, *(BlockKind.of(layer) for layer in layers), BlockKind.HEAD)
+    graph = OpGraph(name=name, blocks={block.kind: block for block in blocks}, sequence=sequence)
+    _check_parameters(flow, graph)
+    origins = _origins(flow)
+    found = CapturedGraph(graph=graph, tokens=tokens, phase=recording.phase, digest="", origins=origins,
+                          unknown=tuple(unknown))  # fmt: skip
+    known = {f.name: getattr(model, f.name) for f in fields(ModelSpec)}
+    return CapturedModel(**known, captured=replace(found, digest=digest_of(model, found)))
+
+
+def _common_sizes(flow: Flow, name: str) -> ModelSpec:
+    """What ops of all layers are written with: widths of embedding and heads, and whether norms subtract the mean."""
+    recording = flow.recording
+    table = _look_up(flow, recording.entry[recording.layers[0].kind])
+    vocab, hidden = flow.values[table.inputs[0]].shape
+    heads, kv_heads, sinks = 1, 1, False
+    for record in flow.records:
+        if record.op == "capture.attention":
+            named = {key: ref.value for key, ref in record.arguments if isinstance(ref, Ref)}
+            heads, kv_heads = flow.values[named["query"]].shape[1], flow.values[named["key"]].shape[1]
+            sinks = "s_aux" in named
+            break
+    final = norm(flow, _logits(flow).x)
+    if final is None:
+        raise flow.unknown(_logits(flow).x, "is read by the head, but no norm stands there")
+    return ModelSpec(
+        name=name, num_layers=len(recording.layers), hidden=hidden, ffn=1, num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=1, vocab=vocab, norm=Norm.LAYER if final.centred else Norm.RMS, attention_sinks=sinks,
+        tied_embeddings=recording.tied,
+    )  # fmt: skip
+
+
+def _tokens(flow: Flow) -> int:
+    """So many tokens that every recurrence has whole chunks."""
+    options = [dict(record.arguments) for record in flow.records if record.op.startswith("capture.")]
+    return lcm(*(int(given["chunk"]) for given in options if "state" in given))
+
+
+def _look_up(flow: Flow, entry: int) -> Record:
+    """The look-up of words behind the stream that the first layer reads."""
+    found = flow.region(entry, lambda record: record.name in {"mul", "add"})
+    record = flow.record_of(found.leaves[0]) if len(found.leaves) == 1 else None
+    if record is None or record.name != "embedding" or flow.strip(record.inputs[1]) != flow.recording.ids:
+        raise flow.unknown(entry, "enters the first layer, but is no look-up of words")
+    if any(flow.records[i].name == "add" for i in found.records):
+        raise flow.unknown(entry, "learned positions are captured, but have no canonical form yet")
+    flow.claim("embedding/embed", *found.records, flow.index_of(found.leaves[0]))
+    return record
+
+
+def _embedding(flow: Flow, sizes: ModelSpec, tokens: int) -> Block:
+    _look_up(flow, flow.recording.entry[flow.recording.layers[0].kind])
+    return embedding(sizes, tokens)
+
+
+def _layer(
+    flow: Flow, sizes: ModelSpec, facts: Facts, tokens: int, kind: int, allow_unknown: bool
+) -> tuple[Block, LayerSpec, list[str]]:  # fmt: skip
+    """Branch by branch along the residual stream."""
+    recording = flow.recording
+    entry, result = flow.strip(recording.entry[kind]), recording.result[kind]
+    window, chunk = _mask(flow, flow.live([result], frozenset({recording.entry[kind], entry})))
+    mask = LayerSpec(window=window, chunk=chunk)
+    place = next(place.scope for place in recording.layers if place.kind == kind)
+    lift = Lift(flow, sizes, facts, place, tokens, mask)
+    x = lift.w.tensor("x", lift.w.hidden)
+    lift.names[entry] = x
+    parts: list[str] = []
+    unknown: list[str] = []
+    for total, stream, branch in _branches(flow, entry, result):
+        inside = {flow.records[i].name for i in flow.live([branch], frozenset(lift.names))}
+        word = next(word for word in HALVES if not word or word in inside)
+        name, half = HALVES[word]
+        before = list(lift.w.ops), dict(lift.w.tensors), dict(lift.names), dict(flow.claims)
+        try:
+            y = half(lift, branch)
+        except UnknownOp:
+            if not allow_unknown:
+                raise
+            lift.w.ops, lift.w.tensors, lift.names, flow.claims = before
+            y, ops = price_as_memory(lift, name, branch)
+            unknown += [f"{place}/{op}" for op in ops]
+        lift.claim_values(f"{name}.residual", total)
+        lift.names[total] = lift.w.residual(f"{name}.residual", lift.names[stream], y)
+        parts.append(word)
+    layer = _layer_spec(flow, lift, parts, result)
+    return lift.w.block(BlockKind.of(layer), x), layer, unknown
+
+
+def _branches(flow: Flow, entry: int, result: int) -> list[tuple[int, int, int]]:
+    """(sum, stream, branch) of every residual addition, in order."""
+    found: list[tuple[int, int, int]] = []
+    at = flow.strip(result)
+    while at != entry:
+        record = flow.record_of(at)
+        sides = [v for v in record.inputs if flow.is_data(v)] if record is not None else []
+        on_stream = [v for v in sides if _on_stream(flow, v, entry)]
+        if record is None or record.name not in {"add", "add_"} or len(sides) != 2 or not on_stream:
+            raise flow.unknown(at, "leaves a layer, but is no sum of the stream and a branch")
+        stream = on_stream[0]
+        branch = sides[1] if stream == sides[0] else sides[0]
+        found.append((at, flow.strip(stream), branch))
+        at = flow.strip(stream)
+    return found[::-1]
+
+
+def _on_stream(flow: Flow, value: int, entry: int) -> bool:
+    """Whether sums alone lead from the layer's input to the value."""
+    todo = [flow.strip(value)]
+    while todo:
+        at = todo.pop()
+        if at == entry:
+            return True
+        record = flow.record_of(at)
+        if record is not None and record.name in {"add", "add_"} and len(record.inputs) == 2:
+            todo += [flow.strip(v) for v in record.inputs if flow.is_data(v)]
+    return False
+
+
+def _mask(flow: Flow, live: set[int]) -> tuple[int, int]:
+    """Window and chunk of the mask that the layer's attention reads."""
+    for i in sorted(live):
+        if flow.records[i].op == "capture.attention":
+            named = {key: ref.value for key, ref in flow.records[i].arguments if isinstance(ref, Ref)}
+            mask = flow.record_of(flow.root(named["mask"])) if "mask" in named else None
+            if mask is not None and mask.op == "capture.mask":
+                options = dict(mask.arguments)
+                return int(options["window"]), int(options["chunk"])
+    return 0, 0
+
+
+def _layer_spec(flow: Flow, lift: Lift, parts: list[str], result: int) -> LayerSpec:
+    mixers = [HALVES[word][0] for word in parts if HALVES[word][0] in MIXERS]
+    mlps = [Mlp.MOE if word else Mlp.DENSE for word in parts if HALVES[word][0] == "mlp"]
+    if len(mixers) > 1 or len(mlps) > 1:
+        raise flow.unknown(result, f"ends a layer of {len(mixers)} mixers and {len(mlps)} MLPs; one of each has a form")
+    mixer = MIXERS[mixers[0]] if mixers else Mixer.NONE
+    attends = mixer is Mixer.ATTENTION
+    return LayerSpec(
+        mixer=mixer, mlp=mlps[0] if mlps else Mlp.NONE, window=lift.layer.window if attends else 0,
+        chunk=lift.layer.chunk if attends else 0, rope=not attends or lift.traits.get("rope", True),
+    )  # fmt: skip
+
+
+def _logits(flow: Flow) -> Any:  # noqa: ANN401 - a Product
+    """The product with the vocabulary."""
+    found = flow.region(flow.recording.output, lambda record: record.name in LOSS)
+    outs = {flow.strip(leaf): product(flow, leaf) for leaf in found.leaves if leaf != flow.recording.ids}
+    products = [p for p in outs.values() if p is not None]
+    if len(products) != 1 or len(outs) != 1:
+        raise flow.unknown(flow.recording.output, "is no loss of one product with the vocabulary")
+    return products[0]
+
+
+def _head(flow: Flow, sizes: ModelSpec, facts: Facts, tokens: int) -> Block:
+    lift = Lift(flow, sizes, facts, "head", tokens)
+    w, found = lift.w, _logits(flow)
+    last = flow.strip(flow.recording.result[flow.recording.layers[-1].kind])
+    lift.names[last] = w.tensor("x", w.hidden)
+    final = lift.need(norm(flow, found.x), found.x, "norm before the head")
+    if flow.strip(final.x) not in {flow.strip(v) for v in flow.recording.result.values()}:
+        raise flow.unknown(final.x, "is read by the last norm, but no layer ends there")
+    x = lift.norm(final, "final_norm", "x", w.hidden, Component.NORM)
+    vocab = Dim(float(sizes.vocab), Axis.VOCAB, units=sizes.vocab_multiple)
+    logits = lift.linear(found, "lm_head", x, w.hidden, vocab, Component.HEAD, save_as=Role.ACTIVATION)
+    if flow.recording.phase == "train":
+        region = flow.region(flow.recording.output, lambda record: record.name in LOSS)
+        if not {"_log_softmax", "nll_loss_forward"} <= region.names:
+            raise flow.unknown(flow.recording.output, "is the last value of training, but no cross entropy")
+        lift.claim("loss", *region.records)
+        cross_entropy(w, logits)
+    if flow.recording.tied:
+        tied_head(w)
+    return w.block(BlockKind.HEAD, "x")
+
+
+def _model(sizes: ModelSpec, facts: Facts, layers: tuple[LayerSpec, ...], notes: Sequence[str]) -> ModelSpec:
+    known = dict(facts.known)
+    known.setdefault("head_dim", 1)
+    moe = known.get("moe")
+    known.setdefault("ffn", moe.ffn if moe is not None else 1)  # no layer has a dense MLP
+    if "qk_norm" in known:
+        known["qk_norm"] = QKNorm(known["qk_norm"])
+    return replace(sizes, layers=layers, notes=tuple(notes), **known)
+
+
+def _check_taken_up(flow: Flow) -> None:
+    """UnknownOp for the first record that the output depends on and that no op stands for."""
+    live = flow.live([flow.recording.output, *flow.recording.result.values()])
+    for i in sorted(live - flow.claims.keys()):
+        record = flow.records[i]
+        if flow.is_data(record.outputs[0]) and record.name not in SAME | PART | {"alias_of"}:
+            raise flow.refused(record, "the result depends on it, but no op of the canonical graph stands for it")
+
+
+def _check_parameters(flow: Flow, graph: OpGraph) -> None:
+    """ValueError where the graph has more or fewer parameters than the model it was captured from."""
+    buffers = sum(
+        weight.elements for kind in graph.sequence for weight in graph.blocks[kind].weights
+        if weight.name == "router.correction_bias"
+    )  # fmt: skip
+    have, want = graph.num_parameters() - buffers, flow.recording.num_parameters
+    if have != want:
+        raise UnknownOp(f"{flow.recording.architecture} has {want:,} parameters, but its canonical graph {have:,.0f}")
+
+
+def _origins(flow: Flow) -> dict[str, Origin]:
+    """Per op the records that it stands for."""
+    owned: dict[str, list[Record]] = {}
+    for i, owner in flow.claims.items():
+        if flow.records[i].name not in SAME | PART or owner not in owned:
+            owned.setdefault(owner, []).append(flow.records[i])
+    owned = {op: owned[owner] for op, owner in flow.shared.items() if owner in owned} | owned
+    return {
+        owner: Origin(tuple(sorted(Counter(r.op for r in records).items())), records[0].scope, records[0].module,
+                      records[0].line)
+        for owner, records in owned.items()
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""A model whose operations were captured from its own code, in place of built from a model file.
+
+It stands wherever a ModelSpec does: its sizes answer the rules, its graph is what is priced. The graph is held for a
+few tokens; dims along axes that grow with the sequence tell it for any other length. Knows nothing of how it was
+captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from estimator.build.scores import visible_share
+from estimator.graph import Block, OpGraph
+from estimator.layers import LayerSpec
+from estimator.model import ModelSpec
+from estimator.op import Axis, Dim, Op, OpKind, Tensor
+from estimator.parts import require_at_least
+
+__all__ = ["CapturedGraph", "CapturedModel", "Origin"]
+
+GROWING = frozenset({Axis.TOKENS, Axis.ROUTED, Axis.QUERY, Axis.KEY})  # as long as the sequence, or a share of it
+PHASES = ("train", "prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an op comes from: the framework's operations with their number, the module, the line that called them."""
+
+    ops: tuple[tuple[str, int], ...]
+    scope: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CapturedGraph:
+    """The graph of one sequence of `tokens` tokens. Equal graphs have one digest.
+
+    `origins`: per `BLOCK/OP`; `unknown`: ops that are priced as memory-bound because nothing is known of them.
+    """
+
+    graph: OpGraph
+    tokens: int
+    phase: str
+    digest: str
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "tokens")
+        if self.phase not in PHASES:
+            raise ValueError(f"phase must be one of {list(PHASES)}, but got {self.phase!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CapturedGraph) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def at(self, seq: int) -> OpGraph:
+        """The graph of one sequence of `seq` tokens."""
+        known: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
+
+        def scaled(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+            if dims not in known:
+                shares = [d.size * seq / self.tokens if d.axis in GROWING else d.size for d in dims]
+                known[dims] = tuple([d._replace(size=share) for d, share in zip(dims, shares, strict=True)])
+            return known[dims]
+
+        def change(block: Block) -> Block:
+            tensors = {name: Tensor(scaled(t.dims), t.role) for name, t in block.tensors.items()}
+            return replace(block, ops=tuple([_op(op, scaled(op.dims), block.kind.layer, seq) for op in block.ops]),
+                           tensors=tensors)  # fmt: skip
+
+        return self.graph.map(change)
+
+
+def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int) -> Op:
+    if op.kind is not OpKind.SCORES or layer is None:
+        return op.but(dims=dims)
+    reach = float(min(layer.window or layer.chunk, seq))
+    return op.but(dims=dims, visible=visible_share(seq, layer), reach=reach)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedModel(ModelSpec):
+    """Sizes as the graph has them, and the graph."""
+
+    captured: CapturedGraph
+
+    __hash__ = ModelSpec.__hash__
+
+    def captured_at(self, seq: int) -> OpGraph:
+        """The graph at that sequence length."""
+        return self.captured.at(seq)

@@ -1,0 +1,213 @@
+"""A captured graph is the graph that the model file gives: the same ops, wiring, sizes, parameters and answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from capture.canonical import canonicalise, lift_all
+from capture.flow import PART, SAME, Flow
+from capture.model import capture_model
+from capture.records import Recording
+from estimator.op import OpKind, Phase
+from estimator.passes.differentiate import differentiate
+from estimator.result import StepResult
+from estimator.step import evaluate
+from estimator.strategy import Recompute, Strategy
+from estimator.workload import Workload
+from hardware import catalog
+from tests.capture.captured import EQUAL, SEQ, built, canonical, config_file, recorded, spec
+
+TORN = ("llama", "qwen3", "mixtral", "deepseek_v3, low-rank queries", "gpt_oss", "qwen3_5_moe_text", "nemotron_h")
+PRODUCTS = {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
+
+
+@pytest.mark.parametrize("family", EQUAL)
+def test_the_two_doors_meet_in_one_graph(folder, family):
+    ours, theirs = canonical(folder, family).captured_at(SEQ), built(family)
+    assert Counter(op.kind for b in ours.blocks.values() for op in b.ops) == Counter(
+        op.kind for b in theirs.blocks.values() for op in b.ops
+    )
+    assert ours.sequence == theirs.sequence
+    assert ours.blocks == theirs.blocks
+
+
+@pytest.mark.parametrize("seq", [1, 100, 1024, 8192])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_5_moe_text", "nemotron_h", "gpt_oss"])
+def test_one_capture_serves_any_sequence_length(folder, family, seq):
+    from estimator.build import build
+
+    assert canonical(folder, family).captured_at(seq).blocks == build(spec(family), seq).blocks
+
+
+@pytest.mark.parametrize("family", EQUAL)
+def test_parameters_are_those_of_the_model_it_was_captured_from(folder, family):
+    model, recording = canonical(folder, family), recorded(folder, family)
+    assert model.captured.graph.num_parameters() - model.num_router_biases() == recording.num_parameters
+    assert model.num_parameters() == spec(family).num_parameters()
+
+
+@pytest.mark.parametrize("family", EQUAL)
+def test_every_op_tells_the_records_it_stands_for(folder, family):
+    model = canonical(folder, family)
+    told = {name.rpartition("/")[2] for name in model.captured.origins}
+    for block in model.captured.graph.blocks.values():
+        assert {op.name for op in block.ops} <= told
+    lines = {origin.line for origin in model.captured.origins.values()}
+    assert all(":" in line for line in lines)
+    assert all(origin.ops for origin in model.captured.origins.values())
+
+
+def test_two_halves_of_a_window_are_told_apart_by_their_mask(folder):
+    kinds = [kind.value for kind in canonical(folder, "gpt_oss").captured.graph.sequence]
+    assert kinds == ["embedding", "window8+moe", "moe", "head"]
+
+
+# ---------------------------------------------------------------------------------------- what is torn out is missed
+
+
+def without(recording: Recording, *gone: int) -> Recording:
+    """The recording as if these records had not run: what read their result reads their first tensor input."""
+    instead: dict[int, int] = {}
+    kept = []
+    for i, record in enumerate(recording.records):
+        inputs = tuple(instead.get(v, v) for v in record.inputs)
+        if i in gone and inputs:
+            instead |= dict.fromkeys(record.outputs, max(inputs, key=lambda v: recording.values[v].elements))
+            continue
+        renamed = tuple(
+            (a[0], replace(a[1], value=instead.get(a[1].value, a[1].value)))
+            if isinstance(a, tuple) and hasattr(a[1], "value") else a
+            for a in record.arguments
+        )  # fmt: skip
+        kept.append(replace(record, inputs=inputs, arguments=renamed))
+    return replace(
+        recording, records=kept, entry={k: instead.get(v, v) for k, v in recording.entry.items()},
+        result={k: instead.get(v, v) for k, v in recording.result.items()},
+        output=instead.get(recording.output, recording.output),
+    )  # fmt: skip
+
+
+def is_missed(recording: Recording, family: str) -> bool:
+    try:
+        graph = canonicalise(recording, "torn").captured_at(SEQ)
+    except (ValueError, KeyError, IndexError, AssertionError, StopIteration):
+        return True
+    return graph.blocks != built(family).blocks
+
+
+@pytest.mark.parametrize("family", TORN)
+def test_an_op_that_is_torn_out_is_missed(folder, family):
+    recording = recorded(folder, family)
+    flow = Flow(recording)
+    lift_all(flow, "whole")
+    owned: dict[str, list[int]] = {}
+    for i, owner in flow.claims.items():
+        if flow.records[i].name not in SAME | PART:
+            owned.setdefault(owner, []).append(i)
+    assert not is_missed(recording, family)
+    assert [op for op, records in owned.items() if not is_missed(without(recording, *records), family)] == []
+
+
+# -------------------------------------------------------------------------------------------- backward, cross-checked
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "deepseek_v3, low-rank queries", "nemotron_h"])
+def test_the_recorded_backward_has_the_products_that_differentiation_derives(folder, family):
+    recording = recorded(folder, family)
+    rows = recording.batch * recording.seq
+    recorded_products = Counter(
+        tuple(sorted((*recording.values[r.inputs[-2]].shape, recording.values[r.inputs[-1]].shape[-1])))
+        for r in recording.of_phase(Phase.BACKWARD)
+        if r.name == "mm" and "router" not in r.module.lower()
+    )
+    graph = differentiate(canonical(folder, family).captured_at(rows))
+    derived = Counter(
+        tuple(sorted(int(dim.size) for dim in op.dims))
+        for block in graph.blocks.values()
+        for op in block.of_phase(Phase.BACKWARD, Phase.WEIGHT_GRAD)
+        if op.kind is OpKind.MATMUL and not op.name.startswith("router")
+    )
+    assert recorded_products == derived
+
+
+# ------------------------------------------------------------------------------------------------------- same answers
+
+SYSTEM = catalog.cluster("dgx_h100", 16)
+SIZES = st.sampled_from([1, 2, 4])
+RECOMPUTES = st.sampled_from(["none", "full", "selective"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "nemotron_h"])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tp=SIZES, pp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2]), ep=SIZES, micro=SIZES,
+       zero=st.sampled_from([0, 1, 2, 3]), sequence_parallel=st.booleans(), recompute=RECOMPUTES,
+       precision=st.sampled_from(["bf16", "fp8"]))  # fmt: skip
+def test_both_doors_give_the_same_step_bit_for_bit(
+    folder, family, tp, pp, cp, ep, micro, zero, sequence_parallel, recompute, precision
+):
+    given_sizes = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro, "zero_stage": zero}
+    strategy = Strategy(**given_sizes, sequence_parallel=sequence_parallel, recompute=Recompute.parse(recompute),
+                        precision=precision)  # fmt: skip
+    work = Workload(seq=1024, global_batch=64)
+    answers = [_answer(model, strategy, work) for model in (canonical(folder, family), spec(family))]
+    assert answers[0] == answers[1]
+
+
+def _answer(model, strategy, work) -> StepResult | str:
+    try:
+        result = evaluate(model, strategy, SYSTEM, work)
+    except ValueError as error:
+        return str(error)
+    return replace(result, assumptions=())
+
+
+# ------------------------------------------------------------------------------------------------------ what is unknown
+
+
+def test_an_unknown_op_is_refused_by_name_module_and_line(folder, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaMLP.forward
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: plain(self, x).erf())
+    path = config_file(folder, "llama")
+    with pytest.raises(ValueError, match=r"model\.layers\.0.*\(LlamaMLP, test_canonical\.py:\d+\): aten\.erf\.default"):
+        capture_model(path)
+    allowed = capture_model(path, allow_unknown=True)
+    assert any("erf" in name for name in allowed.captured.unknown)
+    assert any("memory-bound" in note for note in allowed.notes)
+    ops = {op.name: op for b in allowed.captured.graph.blocks.values() for op in b.ops}
+    assert ops[next(name for name in ops if name.endswith("erf"))].kind is OpKind.ELEMENTWISE
+
+
+def test_an_op_that_the_result_depends_on_is_never_dropped(folder):
+    recording = recorded(folder, "llama")
+    sums = [i for i, r in enumerate(recording.records) if r.phase is Phase.FORWARD and r.op == "aten.add.Tensor"]
+    last = max(i for i in sums if len(recording.records[i].inputs) == 2)
+    odd = replace(recording.records[last], op="aten.remainder.Tensor")
+    records = [odd if i == last else r for i, r in enumerate(recording.records)]
+    with pytest.raises(ValueError, match=r"remainder"):
+        canonicalise(replace(recording, records=records), "odd")
+
+
+def test_layers_can_be_cut_to_the_first_ones(folder):
+    model = capture_model(config_file(folder, "nemotron_h"), num_layers=2)
+    assert [kind.value for kind in model.captured.graph.sequence] == ["embedding", "mamba", "mlp", "head"]
+    assert model.num_layers == 2
+
+
+def test_decode_has_no_canonical_form_and_says_so(folder):
+    with pytest.raises(ValueError, match="phase decode is recorded, but has no canonical graph yet"):
+        capture_model(config_file(folder, "llama"), phase="decode")
+
+
+def test_prefill_is_the_forward_without_its_loss(folder):
+    model = capture_model(config_file(folder, "llama"), phase="prefill")
+    kinds = [op.name for b in model.captured.graph.blocks.values() for op in b.ops]
+    trained = [op.name for b in canonical(folder, "llama").captured.graph.blocks.values() for op in b.ops]
+    assert kinds == [name for name in trained if name != "loss"]

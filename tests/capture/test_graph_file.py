@@ -1,0 +1,126 @@
+"""Graph files: exact both ways, small, and refused where a byte of meaning is missing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+
+from estimator.graph_file import graph_text, read_graph
+from tests.capture.captured import EQUAL, SEQ, canonical
+
+
+@pytest.mark.parametrize("family", EQUAL)
+def test_a_file_reads_back_as_it_was_written(folder, family):
+    model = canonical(folder, family)
+    text = graph_text(model)
+    again = read_graph("file", text)
+    assert again == model
+    assert again.captured.graph == model.captured.graph
+    assert again.captured.origins == model.captured.origins
+    assert again.captured_at(SEQ) == model.captured_at(SEQ)
+    assert graph_text(again) == text
+
+
+def test_depth_costs_no_bytes(shared):
+    from capture.model import capture_model
+
+    model = capture_model(shared / "hf_configs" / "deepseek-ai--DeepSeek-V3_config.json")
+    assert model.num_layers == 61
+    assert len(graph_text(model)) < 50_000  # the aim is 500 kB
+
+
+def test_a_captured_model_travels_to_workers(folder):
+    model = canonical(folder, "gpt_oss")
+    there = pickle.loads(pickle.dumps(model))
+    assert there == model
+    assert hash(there) == hash(model)
+    assert there.captured_at(SEQ) == model.captured_at(SEQ)
+
+
+def test_reading_a_graph_needs_no_framework(folder, tmp_path):
+    path = tmp_path / "graph.json"
+    path.write_text(graph_text(canonical(folder, "llama")))
+    code = (
+        "import sys\nfrom estimator.model_io import load_model\n"
+        f"print(load_model({str(path)!r}).num_layers, sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["2", "[]"]
+
+
+def broken(folder, change) -> str:
+    content = json.loads(graph_text(canonical(folder, "llama")))
+    change(content)
+    return json.dumps(content)
+
+
+def at(path, value):
+    def change(content):
+        *way, last = path
+        for key in way:
+            content = content[key]
+        content[last] = value
+
+    return change
+
+
+def cycle(content):
+    ops = content["blocks"][1]["ops"]
+    ops[0]["inputs"] = [ops[3]["outputs"][0]]
+
+
+def swapped(content):
+    ops = content["blocks"][1]["ops"]
+    ops[0], ops[1] = ops[1], ops[0]
+
+
+def twice(content):
+    content["blocks"][1]["ops"].append(deepcopy(content["blocks"][1]["ops"][0]))
+
+
+def lost(content):
+    del content["blocks"][1]["tensors"]["x"]
+
+
+BROKEN = {
+    "another version": (at(["version"], 2), "version must be 1, but got 2; capture the model again"),
+    "another format": (at(["format"], "boat"), "format must be"),
+    "a cycle": (cycle, r"blocks\.1: the ops form a cycle: .* <- .*; a block has none"),
+    "a wrong order": (swapped, "reads 'input_norm.out', which only input_norm behind it makes"),
+    "a value made twice": (twice, "makes 'input_norm.out', which input_norm makes"),
+    "a tensor that is not there": (lost, "which is not among the tensors"),
+    "no such input": (at(["blocks", 1, "ops", 0, "inputs"], ["scale"]), "which is not among the tensors"),
+    "a negative size": (at(["blocks", 1, "ops", 1, "dims", 0, 0], -1), r"blocks\.1\.ops\.1\.dims must be a finite"),
+    "an infinite size": (at(["blocks", 1, "ops", 1, "dims", 0, 0], 1e999), r"ops\.1\.dims must be a finite"),
+    "an unknown axis": (at(["blocks", 1, "ops", 1, "dims", 0, 1], "time"), "must be one of"),
+    "an unknown kind": (at(["blocks", 1, "ops", 0, "kind"], "boat"), "kind must be one of"),
+    "an unknown key": (at(["blocks", 1, "ops", 0, "colour"], "red"), "colour is not a key of an op"),
+    "a role that is none": (at(["blocks", 1, "tensors", "x", 0], "red"), "must be one of"),
+    "too many tokens": (at(["tokens"], 0), "tokens must be a whole number of at least 1"),
+    "a phase that is none": (at(["phase"], "dream"), "phase must be one of"),
+    "other layers": (at(["sequence"], [[0, 1], [1, 3], [2, 1]]), "sequence must run the layers of model"),
+    "no head": (at(["sequence"], [[0, 1], [1, 2]]), "one embedding and one head"),
+    "a block that is none": (at(["sequence"], [[0, 1], [7, 2], [2, 1]]), "must be \\[block, times\\]"),
+    "a model that is none": (at(["model", "num_heads"], 0), "num_heads must be at least 1"),
+    "no blocks": (lambda content: content.pop("blocks"), "blocks is required, but is absent"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_in_one_line(folder, name):
+    change, law = BROKEN[name]
+    with pytest.raises(ValueError, match=law) as refused:
+        read_graph("graph.json", broken(folder, change))
+    assert str(refused.value).startswith("graph.json: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_truncated_file_is_refused(folder):
+    text = graph_text(canonical(folder, "llama"))
+    with pytest.raises(ValueError, match=r"graph\.json: must be JSON text"):
+        read_graph("graph.json", text[: len(text) // 2])
