@@ -37,6 +37,7 @@ COMMANDS = (
     "why",
     "validate",
     "catalog",
+    "capture",
     "bench",
     "replay",
 )
