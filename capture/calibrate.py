@@ -1,7 +1,8 @@
 """Fits a chip's and a link's curves from measured tables: `search calibrate`, and the catalogue's own fitted figures.
 
 Which device a table is of: its `gpu` column, else its name (`gemm_h100.csv.gz`), else what the caller says. Refuses
-tables of a device that the catalogue does not know, unless the caller names it: then peaks are the best that was seen.
+tables of a device that the catalogue does not know, unless the caller names it: then peaks are the best that was seen,
+and the rest is what the measuring machine said of itself (capture/device.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from capture.device import Device
 from capture.fit_attention import REFERENCE_HEAD_DIM, fit_attention
-from capture.fit_collectives import fit_collectives
+from capture.fit_collectives import KINDS, fit_collectives
 from capture.fit_grouped import fit_grouped
 from capture.fit_products import THIN, fit_bandwidth, fit_products, stored
 from capture.fit_streams import fit_streams
 from capture.fits import Chip, Fit
 from capture.op_tables import Kind, OpTable
+from estimator.op import Traffic
 from hardware.catalog import chip, chip_names, link, usual_link
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
@@ -33,30 +36,34 @@ MOST_OF_PEAK = 1.05  # of a chip's stated peak; an assumption: rounded clocks an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The fits of one device; `spec` is its catalogue entry, None where it has none."""
+    """The fits of one device; `spec` is its catalogue entry, None where it has none; `about` what it said of itself."""
 
     name: str
     spec: ChipSpec | None
     chip: Chip
     fits: tuple[Fit, ...]
     faults: tuple[str, ...]
+    about: Device | None = None
 
     def of(self, subject: str) -> Fit | None:
         """The first fit whose subject starts so."""
         return next((f for f in self.fits if f.subject.startswith(subject)), None)
 
 
-def calibrate(tables: Sequence[OpTable], *, device: str | None = None, unknown: bool = False) -> list[Calibration]:
+def calibrate(
+    tables: Sequence[OpTable], *, device: str | None = None, unknown: bool = False, about: Device | None = None
+) -> list[Calibration]:
     """The calibration of every device that the tables are of, in the order of their first rows.
 
     `device` names the device of tables that do not say, or of all if it is the only one. `unknown` allows names that
-    the catalogue does not have. ValueError where nothing could be fitted.
+    the catalogue does not have. `about` is what a measured device said of itself. ValueError where nothing could be
+    fitted.
     """
     parts: dict[str, list[OpTable]] = {}
     for table in tables:
         for name, part in _by_device(table, device, unknown):
             parts.setdefault(name, []).append(part)
-    found = [_calibrate(name, of_it) for name, of_it in parts.items()]
+    found = [_calibrate(name, of_it, about) for name, of_it in parts.items()]
     if not any(c.fits for c in found):
         files = ", ".join(str(t.path) for t in tables) or "no file"
         raise ValueError(f"{files}: nothing here can be fitted; give gemm, attention, stream or nccl tables")
@@ -96,10 +103,10 @@ def _named(table: OpTable, name: str, unknown: bool) -> str:
     return known or name
 
 
-def _calibrate(name: str, tables: Sequence[OpTable]) -> Calibration:
+def _calibrate(name: str, tables: Sequence[OpTable], about: Device | None) -> Calibration:
     spec = chip(name) if _known(name) else None
     of = {kind: [t for t in tables if t.kind is kind] for kind in Kind}
-    device = _device(name, spec, of)
+    device = _device(name, spec, of, about)
     fits: list[Fit] = []
     memory = {"kernel_s": ASSUMED_KERNEL_S, "hbm_efficiency": ASSUMED_HBM_EFFICIENCY}
     streams = [told for t in of[Kind.STREAM] for told in _from(t, [fit_streams(t, device)])]
@@ -117,7 +124,7 @@ def _calibrate(name: str, tables: Sequence[OpTable]) -> Calibration:
         tier, rate = _tier(spec, table)
         fits += _from(table, [fit_collectives(table, spec or _stand_in(), rate, tier)])
     faults = tuple(fault for table in tables for fault in table.faults)
-    return Calibration(name=name, spec=spec, chip=device, fits=tuple(fits), faults=faults)
+    return Calibration(name=name, spec=spec, chip=device, fits=tuple(fits), faults=faults, about=about)
 
 
 def _from(table: OpTable, found: Sequence[Fit | None]) -> list[Fit]:
@@ -136,7 +143,7 @@ def _products(table: OpTable, device: Chip, memory: Mapping[str, float]) -> list
     return found
 
 
-def _device(name: str, spec: ChipSpec | None, of: Mapping[Kind, Sequence[OpTable]]) -> Chip:
+def _device(name: str, spec: ChipSpec | None, of: Mapping[Kind, Sequence[OpTable]], about: Device | None) -> Chip:
     """What the device can do at most: as the catalogue says, else the best that its tables show."""
     if spec is not None:
         for table in of[Kind.GEMM]:
@@ -161,7 +168,8 @@ def _device(name: str, spec: ChipSpec | None, of: Mapping[Kind, Sequence[OpTable
             f"{name}: a device that the catalogue does not have needs tables of products and of streams, but got "
             f"{', '.join(k.value for k, tables in of.items() if tables)}; run search measure, or give --chip"
         )
-    return Chip(name=name, num_sms=1, flops_per_s=flops, hbm_bytes_per_s=float(rates.max()))
+    num_sms = about.num_sms if about else 1
+    return Chip(name=name, num_sms=num_sms, flops_per_s=flops, hbm_bytes_per_s=float(rates.max()))
 
 
 def _check_peaks(table: OpTable, spec: ChipSpec) -> None:
@@ -198,7 +206,10 @@ def _tier(spec: ChipSpec | None, table: OpTable) -> tuple[str, float]:
         name = usual_link(spec.name)
         return name, link(name).bytes_per_s
     n, seconds = table.numbers["gpus"], table.numbers["time_us"] * US
-    rates = table.numbers["bytes"] * (n - 1) / n / seconds
+    # What a rank sends of the buffer, as nccl-tests count bus bandwidth: all of it to a neighbour, twice to reduce.
+    kinds = [KINDS.get(str(name)) for name in table.texts["collective"]]
+    sent = np.where([kind is Traffic.ALL_REDUCE for kind in kinds], 2.0, 1.0) * (n - 1) / n
+    rates = table.numbers["bytes"] * np.where([kind is None for kind in kinds], 1.0, sent) / seconds
     return "own", float(np.nanmax(np.where(n > 1, rates, 0.0)))
 
 
@@ -235,6 +246,8 @@ def chip_fields(found: Calibration) -> dict[str, tuple[object, Fit]]:
         fields["attention_ramp_keys"] = round(attention.values["ramp_keys"]), attention
         fields["attention_tail"] = round(attention.values["tail"], 2), attention
         fields["attention_kernel_s"] = _microseconds(attention.values["kernel_s"]), attention
+        if "backward" in attention.values:
+            fields["attention_backward"] = round(attention.values["backward"], 3), attention
     return fields
 
 

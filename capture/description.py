@@ -1,7 +1,7 @@
 """Writes calibrations as the system of a space: what `system:` takes, each figure with where it comes from.
 
-What tables do not show (memory size, power, price, network) is the catalogue's for a known chip and an assumption, said
-to be one, for an unknown device.
+What tables do not show (memory size, power, price, network) is the catalogue's for a known chip; for an unknown device
+what it said of itself where it was measured here, else an assumption, said to be one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hardware.units import GB, GIB, TFLOPS, US
 
 __all__ = ["description", "provenance"]
 
+ASSUMED_MEMORY_BYTES = 16 * GIB
+MAX_NAME = 100  # characters that a system's description may give a name: hardware/_inline.py
 ASSUMED = "assumption: no table shows it; set your own"
 
 
@@ -36,8 +38,9 @@ def description(found: Calibration, *, name: str, date: str) -> dict[str, Any]:
     """The mapping that `system:` takes."""
     chip: dict[str, Any] = {"name": f"{name} {found.name}" if found.spec else found.name}
     chip |= {"like": found.name} if found.spec else _assumed_chip(found)
-    sources: dict[str, str] = {}
+    sources = {} if found.spec else _assumed_sources(found, date)
     measured: list[str] = []
+    fitted: set[str] = set()
     for key, (value, fit) in chip_fields(found).items():
         field, _, form = key.partition(".")
         if form:
@@ -45,7 +48,9 @@ def description(found: Calibration, *, name: str, date: str) -> dict[str, Any]:
         else:
             chip[field] = f"{value} us" if field.endswith("_s") else value
         text = provenance(fit, date)
-        sources[field] = f"{sources[field]}; {text}" if form and field in sources else text
+        again = form and field in fitted
+        sources[field] = f"{sources[field]}; {text}" if again else text
+        fitted.add(field)
         if field in {"gemm_efficiency", "attention_efficiency", "hbm_efficiency"}:
             measured.append(key)
     chip["sources"], chip["measured"] = sources, measured
@@ -56,8 +61,8 @@ def _joined(found: Calibration, date: str) -> dict[str, Any]:
     """Chips and tiers: the usual cluster's, with the innermost link as fitted."""
     fields = link_fields(found)
     if found.spec is None:
-        wire = _own_tier(found, fields, date)
-        return {"num_chips": 1, "chips_per_node": 1, "tiers": [wire]}
+        wire, ranks = _own_tier(found, fields, date), found.about.ranks if found.about else 1
+        return {"num_chips": ranks, "chips_per_node": ranks, "tiers": [wire]}
     names = usual_clusters(found.name)
     usual = cluster(names[0]) if names else cluster("dgx_h100")
     tiers = [_tier(tier) for tier in usual.tiers]
@@ -109,13 +114,28 @@ def _assumed_chip(found: Calibration) -> dict[str, Any]:
     """Every field of a device of which only tables are known; what they show stands over these."""
     flops = {form: f"{rate / TFLOPS:.5g} TFLOPS" for form, rate in found.chip.flops_per_s.items()}
     slowest = min(found.chip.flops_per_s.values())
+    memory = found.about.memory_bytes if found.about else ASSUMED_MEMORY_BYTES
     return {
-        "vendor": "unstated",
+        "vendor": found.about.hardware[:MAX_NAME] if found.about else "unstated",
         "matrix_flops_per_s": flops,
         "vector_flops_per_s": {"fp32": f"{slowest / TFLOPS:.5g} TFLOPS"},
         "num_sms": found.chip.num_sms,
-        "hbm_bytes": f"{16 * GIB / GB:g} GB",
+        "hbm_bytes": f"{memory / GB:.5g} GB",
         "hbm_bytes_per_s": f"{found.chip.hbm_bytes_per_s / GB:.5g} GB/s",
         "tdp_w": 100, "price_usd_per_hour": 0.1, "failures_per_hour": 0.0, "launch_s": "0 us", "context_bytes": "0 GB",
         "attention_efficiency": 0.5, "hbm_efficiency": 0.88, "gemm_slowdown": 1.0, "gemm_efficiency": {},
     }  # fmt: skip
+
+
+def _assumed_sources(found: Calibration, date: str) -> dict[str, str]:
+    """Where the fields of `_assumed_chip` come from: what was seen, what the device said, and what is assumed."""
+    sources = dict.fromkeys(set(_assumed_chip(found)) - {"vendor"}, ASSUMED)
+    seen = "what the fastest {} of the tables reached ({})"
+    sources["matrix_flops_per_s"] = seen.format("product", date)
+    sources["hbm_bytes_per_s"] = seen.format("stream", date)
+    if found.about:
+        by = f"{found.about.framework} {found.about.version} on {found.about.hardware}, {date}"
+        sources["hbm_bytes"] = f"memory of the machine over its {found.about.ranks} ranks: {by}"
+        sources["num_sms"] = f"multiprocessors, of a CPU 1: {by}"
+        sources["launch_s"] = "host time is part of every measured call"
+    return {field: sources[field] for field in _assumed_chip(found) if field in sources}

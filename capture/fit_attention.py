@@ -1,8 +1,8 @@
 """Fits fused causal attention, forward: a share of peak by head dim, and what keeps short or few sequences from it.
 
 seconds = kernel_s + max(FLOPs / (peak share), bytes / bandwidth), FLOPs as in estimator/cost/curves.py. One fit for
-each generation of kernels that a table names. Backward is in no table of this form: its FLOPs are 2.5 times forward's
-(arXiv:2307.08691, section 3), at forward's rate.
+each generation of kernels that a table names. Backward has 2.5 times forward's FLOPs (arXiv:2307.08691, section 3), at
+forward's rate; where a table has a column `pass` with rows `backward`, how much longer they take than that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from capture.fits import Chip, Fit, frameworks, octaves
-from capture.fitting import Parameter, central, fit, held_out, quality
+from capture.fitting import Parameter, Quality, central, fit, held_out, quality
 from capture.op_tables import OpTable
 from estimator.cost.curves import attention_flops
 from hardware.dtype import DType
@@ -23,6 +23,8 @@ __all__ = ["REFERENCE_HEAD_DIM", "attention_seconds", "fit_attention", "generati
 REFERENCE_HEAD_DIM = 128
 LEAST_SEQ, FEWEST = 256, 24
 NOT_PREFILL = "decode"  # kernels of one query, which tables name so
+BACKWARD = "backward"  # as the column `pass` names it
+BACKWARD_FLOPS = 2.5  # over forward's: arXiv:2307.08691, section 3
 
 GENERATIONS = {
     "flash_attention": "flash2", "vllm_flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3",
@@ -57,10 +59,12 @@ def fit_attention(table: OpTable, chip: Chip, hbm_efficiency: float) -> list[Fit
     """
     names = np.array([generation(name) for name in table.texts["kernel_source"]], dtype=object)
     prefill = np.array([NOT_PREFILL not in name for name in table.texts["kernel_source"]])
+    back = table.texts["pass"] == BACKWARD if "pass" in table.texts else np.zeros(len(names), dtype=bool)
     found = [
-        _fit(table.where((names == name) & prefill), chip, str(name), hbm_efficiency)
+        _fit(table.where((names == name) & prefill & ~back), table.where((names == name) & back), chip, str(name),
+             hbm_efficiency)
         for name in sorted(set(names[prefill]))
-    ]
+    ]  # fmt: skip
     whole = [f for f in found if f is not None]
     return sorted(whole, key=lambda f: (-len(f.measured_by), -f.values.get(_share(REFERENCE_HEAD_DIM), 0.0)))
 
@@ -69,22 +73,20 @@ def _share(head_dim: float) -> str:
     return f"share.{head_dim:.0f}"
 
 
-def _fit(table: OpTable, chip: Chip, name: str, hbm_efficiency: float) -> Fit | None:
-    columns = ("batch", "seq", "heads", "kv_heads", "head_dim")
-    sizes, seconds, _ = central([table.numbers[c] for c in columns], table.numbers["latency_us"] * US)
-    used = sizes[1] >= LEAST_SEQ
-    sizes, seconds = [size[used] for size in sizes], seconds[used]
+def _fit(table: OpTable, backward: OpTable, chip: Chip, name: str, hbm_efficiency: float) -> Fit | None:
+    sizes, seconds = _sizes(table)
     if len(seconds) < FEWEST:
         return None
-    batch, seq, heads, kv_heads, head_dim = sizes
-    half = chip.flops_per_s.get(DType.BF16.value) or chip.flops_per_s.get(DType.FP16.value) or chip.flops_per_s["fp32"]
+    batch, seq, heads, _, head_dim = sizes
+    peak = _peak(table, chip)
     dims, at_dim = np.unique(head_dim, return_inverse=True)
     out = held_out(*sizes)
+    bandwidth = chip.hbm_bytes_per_s * hbm_efficiency
 
     def predict(at: np.ndarray, where: np.ndarray) -> np.ndarray:
         return attention_seconds(
-            *(size[where] for size in sizes), chip=chip, flops_per_s=half * at[3:][at_dim[where]], ramp_keys=at[0],
-            tail=at[1], kernel_s=at[2] * US, bytes_per_s=chip.hbm_bytes_per_s * hbm_efficiency,
+            *(size[where] for size in sizes), chip=chip, flops_per_s=peak * at[3:][at_dim[where]], ramp_keys=at[0],
+            tail=at[1], kernel_s=at[2] * US, bytes_per_s=bandwidth,
         )  # fmt: skip
 
     floor = float(np.quantile(seconds, 0.02)) / US
@@ -102,8 +104,47 @@ def _fit(table: OpTable, chip: Chip, name: str, hbm_efficiency: float) -> Fit | 
     values |= {_share(dim): float(value) for dim, value in zip(dims, found[3:], strict=True)}
     long = seq >= 2048  # what training runs
     parts: Sequence[tuple[str, np.ndarray]] = (("all", out), ("seq from 2048", out & long))
+    errors = {part: quality(predict(found, w), seconds[w], int(seen.sum())) for part, w in parts}
+    more = _backward(backward, chip, peak, bandwidth, dict(zip(dims, found[3:], strict=True)), found)
+    if more is not None:
+        values["backward"], errors["backward"] = more
     return Fit(
-        subject=f"attention {name}", values=values,
-        errors={part: quality(predict(found, w), seconds[w], int(seen.sum())) for part, w in parts},
-        num_rows=table.num_rows, measured_by=frameworks(table.texts.get("framework")),
+        subject=f"attention {name}", values=values, errors=errors, num_rows=table.num_rows + backward.num_rows,
+        measured_by=frameworks(table.texts.get("framework")),
     )  # fmt: skip
+
+
+def _sizes(table: OpTable) -> tuple[list[np.ndarray], np.ndarray]:
+    """Batch, sequence, heads, key heads and head dim of each shape that is fitted to, and its seconds."""
+    columns = ("batch", "seq", "heads", "kv_heads", "head_dim")
+    sizes, seconds, _ = central([table.numbers[c] for c in columns], table.numbers["latency_us"] * US)
+    used = sizes[1] >= LEAST_SEQ
+    return [size[used] for size in sizes], seconds[used]
+
+
+def _peak(table: OpTable, chip: Chip) -> float:
+    """What shares are of: the peak of the table's one format, else of half precision, where the chip has it."""
+    told = set(table.texts.get("dtype", ()))
+    only = next(iter(told)) if len(told) == 1 else ""
+    names = (only, DType.BF16.value, DType.FP16.value, DType.FP32.value)
+    return next(chip.flops_per_s[name] for name in names if name in chip.flops_per_s)
+
+
+def _backward(
+    table: OpTable, chip: Chip, peak: float, bandwidth: float, share: dict[float, float], at: np.ndarray
+) -> tuple[float, Quality] | None:
+    """How much longer backward takes than its FLOPs at forward's rate, and the error of that on held-out shapes."""
+    sizes, seconds = _sizes(table)
+    known = np.array([dim in share for dim in sizes[4]], dtype=bool)
+    sizes, seconds = [size[known] for size in sizes], seconds[known]
+    if len(seconds) < FEWEST:
+        return None
+    rate = peak * np.array([share[dim] for dim in sizes[4]])
+    kernel_s = at[2] * US
+    once = attention_seconds(
+        *sizes, chip=chip, flops_per_s=rate, ramp_keys=at[0], tail=at[1], kernel_s=0.0, bytes_per_s=bandwidth
+    )
+    out = held_out(*sizes)
+    factor = float(np.median((seconds[~out] - kernel_s) / (BACKWARD_FLOPS * once[~out])))
+    predicted = kernel_s + BACKWARD_FLOPS * factor * once
+    return factor, quality(predicted[out], seconds[out], int((~out).sum()))

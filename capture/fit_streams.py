@@ -22,7 +22,7 @@ def fit_streams(table: OpTable, chip: Chip) -> Fit | None:
     )
     if len(seconds) < FEWEST:
         return None
-    out = held_out(op, nbytes)
+    out = held_out(op, nbytes, apart=True)
     seen = ~out
     floor = float(seconds.min()) / US
 

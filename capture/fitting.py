@@ -40,11 +40,15 @@ class Quality:
     bias: float
 
 
-def held_out(*sizes: np.ndarray) -> np.ndarray:
-    """Which points a fit does not see: a quarter of the distinct shapes. [rows]."""
+def held_out(*sizes: np.ndarray, apart: bool = False) -> np.ndarray:
+    """Which points a fit does not see: a quarter of the distinct shapes. [rows].
+
+    Whole numbers reach the key's low bits one round after their own: shapes that differ in the last size alone are held
+    out together, unless they are told `apart`, as small tables want it.
+    """
     key = np.zeros(len(sizes[0]), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for size in sizes:
+        for size in (*sizes, np.zeros(len(sizes[0]))) if apart else sizes:
             key = (key ^ np.asarray(size, dtype=np.float64).view(np.uint64)) * _MIX
             key ^= key >> np.uint64(29)
     return key % np.uint64(HELD_OUT_OF) == 0

@@ -52,7 +52,7 @@ _SHAPES = {
     Kind.GEMM: _Shape(counts=("m", "n", "k"), texts=("dtype",), optional=("framework",), seconds="latency_us"),
     Kind.ATTENTION: _Shape(
         counts=("batch", "seq", "heads", "kv_heads", "head_dim"), texts=("kernel_source",),
-        optional=("framework", "dtype"), seconds="latency_us",
+        optional=("framework", "dtype", "pass"), seconds="latency_us",
     ),
     Kind.STREAM: _Shape(counts=("bytes",), texts=("op",), optional=("dtype", "framework"), seconds="latency_us"),
     Kind.COLLECTIVE: _Shape(

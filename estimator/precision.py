@@ -73,12 +73,19 @@ class PrecisionRecipe:
         widths = {role: dtype.nbytes for role, dtype in dtypes.items()}
         widths |= {Role.ATTENTION_OUTPUT: self.attention_output_bytes}
         widths |= {Role.LINEAR_INPUT: self.linear_input_bytes} if self.linear_input_bytes else {}
-        object.__setattr__(self, "widths", widths | {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: 2.0})
+        object.__setattr__(
+            self, "widths", widths | {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: self.activation.nbytes}
+        )
 
     @property
     def state_bytes(self) -> float:
         """Optimizer bytes per parameter: master copy and two moments."""
         return self.master_bytes + 2 * self.moment_bytes
+
+    @property
+    def updated_bytes(self) -> float:
+        """Bytes of a parameter's weight that an update moves: written; read as well where it has no master copy."""
+        return self.activation.nbytes * (1.0 if self.master_bytes else 2.0)
 
     def nbytes(self, role: Role) -> float:
         """Bytes of one element in that role."""
@@ -116,6 +123,12 @@ def _te(name: str, gemm: DType, *, weight_bytes: float, input_bytes: float, sour
 SENSITIVE = 0.15  # of the linear layers, most of them the last ones: arXiv:2509.25149, section 4
 
 RECIPES: dict[str, PrecisionRecipe] = {
+    "fp32": PrecisionRecipe(
+        name="fp32", gemm=DType.FP32, attention=DType.FP32, activation=DType.FP32, linear_input=DType.FP32,
+        gate_input=DType.FP32, dispatch=DType.FP32, combine=DType.FP32, linear_weight_bytes=4, other_weight_bytes=4,
+        grad_bytes=4, master_bytes=0, moment_bytes=4, attention_output_bytes=4,
+        source="plain fp32 training, whose weights are their own master copy: PyTorch's default dtype",
+    ),
     "bf16": _half("bf16", DType.BF16),
     "fp16": _half("fp16", DType.FP16),
     "bf16_grads": replace(

@@ -63,7 +63,6 @@ ROW_FLAGS = ("overlap_cp",)
 """Overlaps that prices of a row depend on; where rows do not tell, the strategy does."""
 NET_SIZES = ("tp", "cp", "pp", "ep", "etp", "dp", "copies", "dp_replicate")
 
-UPDATE_BYTES_EXTRA = 2.0  # the bf16 weight that the update writes, beside reading the gradient and both ways the states
 SUM_TRAFFIC = 3.0  # of the host's memory, per byte of gradients added up there: it arrives, the sum is read and written
 FIXED_HOST_S = 5e-3  # data loader hand-over, loss logging, optimizer launch; assumption
 CAPTURED_HOST_S = 2e-3  # what is left of it where a CUDA graph holds the optimizer's launches as well; assumption
@@ -261,11 +260,11 @@ def constants_of(
 ) -> Constants:  # fmt: skip
     """Numbers of a system, a recipe and an optimizer; all floats, for a composition is compiled per tuple of types."""
     chip, states = system.chip, state_bytes(optimizer, r)
-    traffic = r.grad_bytes + 2 * states + UPDATE_BYTES_EXTRA
+    traffic = r.grad_bytes + 2 * states + r.updated_bytes
     link, memory = (1.0 / rate if rate else 0.0 for rate in (chip.host_bytes_per_s, chip.host_memory_bytes_per_s))
     return Constants(
         grad_bytes=float(r.grad_bytes), state_bytes=float(states), matrix_bytes=gathered_bytes(optimizer),
-        gather_bytes=float(min(r.linear_weight_bytes, 2.0)),
+        gather_bytes=float(min(r.linear_weight_bytes, r.activation.nbytes)),
         update_s_per_param=traffic / min(p.chip.hbm_bytes_per_s * p.chip.hbm_efficiency for p in system.parts),
         capacity_bytes=float(system.usable_hbm_bytes), context_bytes=float(chip.context_bytes),
         norm_latency_s=scalar_all_reduce_latency(system), fixed_host_s=fixed_host_s(scope),

@@ -12,7 +12,7 @@ from hardware.site import LARGEST
 
 __all__ = ["ChipSpec"]
 
-_POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown")
+_POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown", "attention_backward")
 _NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes", "host_bytes_per_s",
                  "host_memory_bytes", "host_memory_bytes_per_s", "kernel_s", "gemm_kernel_s", "attention_kernel_s",
                  "attention_ramp_keys", "attention_tail")  # fmt: skip
@@ -43,6 +43,7 @@ class ChipSpec:
         attention_ramp_keys: keys' worth of time that each row of scores pays besides its own.
         attention_tail: share of the longest tile's seconds that shows, because the others are done before it.
         attention_kernel_s: ramp-up and drain of one attention kernel on the device.
+        attention_backward: seconds of its backward / what 2.5 times forward's FLOPs take at forward's rate.
         gemm_ramp_k: prologue and epilogue of an output tile, in steps of k, per format; 128 where none is given.
         gemm_kernel_s: ramp-up and drain of a matrix product on the device; kernel_s: of any other kernel.
         hbm_efficiency: achieved / peak bandwidth of long streams.
@@ -81,6 +82,7 @@ class ChipSpec:
     attention_ramp_keys: float = 0.0
     attention_tail: float = 0.0
     attention_kernel_s: float = KERNEL_S
+    attention_backward: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()

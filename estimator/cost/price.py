@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from estimator.cost.curves import FLASH_TILE, attention_flops, tile_seconds
 from estimator.cost.work import Work, work
 from estimator.graph import Block
-from estimator.op import Array, Op, OpKind, larger
+from estimator.op import Array, Op, OpKind, Phase, larger
 from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
 
@@ -75,7 +75,8 @@ class TileModel:
 class MeasuredAttention:
     """Fused attention on chips whose forward kernels were measured: a share of peak by head dim, ramp and tail.
 
-    Backward: 2.5 times forward's FLOPs (arXiv:2307.08691, section 3) on the same curve, which no table shows.
+    Backward: 2.5 times forward's FLOPs (arXiv:2307.08691, section 3) on the same curve, and `attention_backward` times
+    that, which only tables of one's own show.
     """
 
     name = "measured"
@@ -93,7 +94,8 @@ class MeasuredAttention:
             ramp_keys=chip.attention_ramp_keys, tail=chip.attention_tail,
         )  # fmt: skip
         share = chip.attention_share(float(0.5 * (qk + value)))  # a head is whole: no rows
-        return (amount.flops * _formed(op) + op.passes * more) / (chip.peak(recipe.attention) * share)
+        longer = chip.attention_backward if op.phase is Phase.BACKWARD else 1.0
+        return longer * (amount.flops * _formed(op) + op.passes * more) / (chip.peak(recipe.attention) * share)
 
 
 class Roofline:

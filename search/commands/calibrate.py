@@ -12,6 +12,7 @@ import yaml
 from capture.calibrate import Calibration, calibrate, chip_fields, link_fields
 from capture.description import description
 from capture.fits import Fit
+from capture.measured_folder import DEFAULT_FOLDER, Provenance, is_measured, read_folder
 from capture.op_tables import read_table
 from hardware.catalog import system_from_mapping
 from hardware.units import US
@@ -27,15 +28,31 @@ def run(args: argparse.Namespace) -> int:
     """Prints the fits; with -o writes the system they describe."""
     if args.output is not None and Path(args.output).exists():
         raise ValueError(f"{args.output}: -o writes a new file, but it exists; give another name, or remove it")
-    paths = [Path(name) for name in args.tables]
+    about, paths = _tables(args.tables)
     tables = [read_table(path) for path in paths]
-    found = calibrate(tables, device=args.chip, unknown=args.name is not None)
+    device = args.chip or (about.device.name if about else None)
+    found = calibrate(tables, device=device, unknown=args.name is not None, about=about.device if about else None)
     tell(*(fault for table in tables for fault in table.faults))
     if args.output is not None:
         _write_system(args, found)
     args.output = None
     write(args, json_text(_plain(found)) if args.json else "\n".join(_table(c) for c in found))
     return 0
+
+
+def _tables(names: list[str]) -> tuple[Provenance | None, list[Path]]:
+    """Files of tables, or the one folder that `search measure` wrote: by default the one where it writes."""
+    paths = [Path(name) for name in names or [DEFAULT_FOLDER]]
+    if not names and not is_measured(paths[0]):
+        raise ValueError(
+            f"search calibrate needs tables; name some, or run search measure, which makes {DEFAULT_FOLDER}/"
+        )
+    folders = [path for path in paths if path.is_dir()]
+    if not folders:
+        return None, paths
+    if len(paths) > 1:
+        raise ValueError(f"{folders[0]}: a measured folder is calibrated alone; give it without other tables")
+    return read_folder(folders[0])
 
 
 def _write_system(args: argparse.Namespace, found: list[Calibration]) -> None:
