@@ -7,6 +7,7 @@ trusted is left out and counted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ HEADERS = {
 }  # fmt: skip
 Row = tuple[object, ...]
 WAYS = FORWARD, BACKWARD = "forward", "backward"
+POOL = 2**16 + 1  # numbers; odd, so that rows of operands differ
 ENDING_S = 2.0  # in which ranks end; an assumption
 GRACE_S = 60.0  # beyond a plan's seconds, before ranks that do not answer are given up
 
@@ -212,12 +214,20 @@ def _in_turns(*lists: Sequence[object]) -> Iterator[object]:
     yield from (item for _, _, item in sorted(placed, key=lambda p: p[:2]))
 
 
+def _numbers(shape: tuple[int, ...], dtype: str, kind: str) -> torch.Tensor:
+    """Normal numbers, the same ones again and again: making as many as an operand has would outlast its product."""
+    import torch
+
+    some = torch.randn(POOL, device=kind).to(torch_dtype(dtype))
+    elements = math.prod(shape)
+    return some.repeat(-(-elements // POOL))[:elements].view(shape)
+
+
 def _product(p: Product, kind: str) -> Callable[[], object]:
     import torch
 
-    dtype = torch_dtype(p.dtype)
-    left = torch.randn((p.k, p.m) if p.layout == "tn" else (p.m, p.k), device=kind).to(dtype)
-    right = torch.randn((p.n, p.k) if p.layout == "nt" else (p.k, p.n), device=kind).to(dtype)
+    left = _numbers((p.k, p.m) if p.layout == "tn" else (p.m, p.k), p.dtype, kind)
+    right = _numbers((p.n, p.k) if p.layout == "nt" else (p.k, p.n), p.dtype, kind)
     a = left.t() if p.layout == "tn" else left
     b = right.t() if p.layout == "nt" else right
     return partial(torch.mm, a, b)
@@ -229,7 +239,7 @@ def _attention(a: Attention, kind: str, way: str) -> Callable[[], object]:
     from torch.nn.functional import scaled_dot_product_attention
 
     shape = (a.batch, a.heads, a.seq, a.head_dim)
-    q, k, v = (torch.randn(shape, device=kind).to(torch_dtype(a.dtype)).requires_grad_() for _ in range(3))
+    q, k, v = (_numbers(shape, a.dtype, kind).requires_grad_() for _ in range(3))
     forward = partial(scaled_dot_product_attention, q, k, v, is_causal=True)
     if way == FORWARD:
         return forward
@@ -248,7 +258,7 @@ def _stream(s: Stream, kind: str) -> Callable[[], object]:
 
     dtype, line = torch_dtype(s.dtype), 1024
     elements = s.nbytes // STREAMS[s.op] // width(s.dtype)
-    x, y = (torch.randn(max(elements // line, 1), line, device=kind).to(dtype) for _ in range(2))
+    x, y = (_numbers((max(elements // line, 1), line), s.dtype, kind) for _ in range(2))
     weight = torch.ones(line, dtype=dtype, device=kind)
     runs: dict[str, Callable[[], object]] = {
         "copy": x.clone,

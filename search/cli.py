@@ -317,7 +317,7 @@ def _add_facts(commands: _Commands) -> None:
     capture.add_argument("--allow-unknown", action="store_true", help="price unknown operations as memory-bound")
     capture.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
     validate = commands.add("validate", "validate", "predicted against measured training steps")
-    columns = "columns: search/measured.py; default: those of a checkout that has tests/anchors/, which none has yet"
+    columns = "columns: search/measured.py; default: the published ones in tests/anchors/ of a checkout"
     validate.add_argument("tables", nargs="*", metavar="CSV", help=f"steps that you measured; {columns}")
     validate.add_argument(
         "--cross-validate",

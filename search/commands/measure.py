@@ -18,6 +18,7 @@ __all__ = ["run"]
 
 DATE = "%Y-%m-%d"
 FIRST = {"cpu": "fp32", "cuda": "bf16"}  # formats that training on a kind of device has by default
+NEEDED = {"gemm": 8, "attention": 48, "streams": 8, "collectives": 12}  # rows: FEWEST in capture/fit_*.py
 TALKING = 2  # ranks of collectives on a CPU that trains with one: what a second would pay
 
 
@@ -71,7 +72,10 @@ def _text(device: Device, plan: Plan, found: Measured, folder: Path) -> str:
         told.append(f"{lost} samples are left out: the machine was busy, or repeats differed, three times in a row")
     if found.not_reached:
         told.append(f"{found.not_reached} shapes were not reached in time")
-    told += [f"left out: {text}" for text in found.unsupported]
+    told += [f"not measured: {text}" for text in found.unsupported]
+    for table, needed in NEEDED.items():
+        if _planned(plan)[table] and (have := len(found.rows.get(table, []))) < needed:
+            told.append(f"too few for a fit: {have} of {table}, where {needed} are needed; give more --seconds")
     target = "" if str(folder) == DEFAULT_FOLDER else f" {folder}"
     told.append(f"next: search calibrate{target} --name my-cluster -o my-cluster.yaml")
     return "\n".join([*lines, "", *told, ""])

@@ -88,7 +88,7 @@ def test_a_price_is_the_slower_of_arithmetic_and_memory_and_a_kernels_ramp():
 @pytest.mark.parametrize("precision", sorted(RECIPES))
 def test_no_op_of_any_model_beats_the_roofline(model, precision):
     r = recipe(precision)
-    chip = next(c for c in map(catalog.chip, ("h800-80g-sxm", "b200-180g-sxm")) if c.offers(r.gemm))
+    chip = next(c for c in map(catalog.chip, ("h800-80g-sxm", "b200-180g-sxm", "mi300x-192g")) if c.offers(r.gemm))
     for b in lowered(model, Strategy(precision=precision)).blocks.values():
         for op in (op for op in b.ops if op.kind is not OpKind.COLLECTIVE):
             p, amount = price(op, b, chip, r), work(op, b, r)
@@ -124,6 +124,16 @@ def test_measured_attention_pays_a_ramp_for_every_row_and_waits_for_the_longest_
     rate = H100.peak(BF16.attention) * H100.attention_share(dim)
     assert p.compute_s == pytest.approx(flops / rate, rel=1e-14)
     assert p.seconds == p.compute_s + H100.attention_kernel_s
+
+
+def test_measured_backward_of_attention_takes_what_it_was_measured_to_take():
+    b = block(LLAMA, BlockKind.DENSE, seq=8192)
+    (backward,) = (op for op in b.of_phase(Phase.BACKWARD) if op.kind is OpKind.ATTENTION)
+    slower = replace(H100, attention_backward=1.5)
+    usual, longer = (price(backward, b, chip, BF16).compute_s for chip in (H100, slower))
+    assert longer == pytest.approx(1.5 * usual, rel=1e-14)
+    forward = named(b, "attention.core")
+    assert price(forward, b, slower, BF16).compute_s == price(forward, b, H100, BF16).compute_s
 
 
 def test_attention_gets_nearer_to_its_share_of_peak_with_longer_sequences_and_more_heads():

@@ -34,6 +34,15 @@ def test_half_precision_keeps_fp32_master_and_moments(name):
     assert {r.nbytes(role) for role in Role} == {2, 4}
 
 
+def test_plain_fp32_is_its_own_master_copy_and_doubles_what_bf16_keeps():
+    r = recipe("fp32")
+    assert {r.nbytes(role) for role in Role} == {4}
+    assert (r.linear_weight_bytes, r.grad_bytes, r.state_bytes, r.updated_bytes) == (4, 4, 8, 8)
+    assert recipe("bf16").updated_bytes == 2  # the master copy is a state; its cast is written
+    half, full = saved(LLAMA, BlockKind.DENSE), saved(LLAMA, BlockKind.DENSE, Strategy(precision="fp32"))
+    assert half < full <= 2 * half
+
+
 def test_fp8_keeps_linear_inputs_in_one_byte_and_attention_outputs_in_both_formats():
     r = recipe("fp8")
     assert (r.nbytes(Role.LINEAR_INPUT), r.nbytes(Role.ATTENTION_OUTPUT), r.nbytes(Role.DISPATCH)) == (1, 3, 2)
