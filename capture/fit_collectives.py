@@ -30,7 +30,6 @@ KINDS: Mapping[str, Traffic | None] = {
 """What tables call a collective; None: from one rank to the next."""
 NAMES = {"alltoall": "all_to_all", "send_recv": "p2p"}
 LEAST_BYTES, SMALL_BYTES, FEWEST = MIB, 32 * KIB, 12
-FEW_GROUPS = 3
 RANGES = {"below 1 MiB, not fitted": (4096.0, MIB), "from 16 MiB": (16 * MIB, np.inf)}
 
 
@@ -56,8 +55,8 @@ def fit_collectives(table: OpTable, chip: ChipSpec, wire_bytes_per_s: float, tie
         for n in np.unique(ranks[kind == i]):
             here = (kind == i) & (ranks == n)
             terms[:, here] = np.array(_terms(KINDS[name], n, chip))[:, None]
-    few = len(np.unique(ranks)) < FEW_GROUPS  # of few groups none can be left out whole
-    used, out = nbytes >= LEAST_BYTES, held_out(kind, ranks, nbytes, apart=few)
+    one_size = len(np.unique(ranks)) == 1  # then whole groups cannot be held out
+    used, out = nbytes >= LEAST_BYTES, held_out(kind, ranks, nbytes, apart=one_size)
     hop_us = _hop_us(nbytes, seconds, terms, out)
 
     def predict(at: np.ndarray, where: np.ndarray) -> np.ndarray:
