@@ -78,8 +78,11 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     graph = OpGraph(name=name, blocks={block.kind: block for block in blocks}, sequence=sequence)
     _check_parameters(flow, graph)
     origins = _origins(flow)
-    found = CapturedGraph(graph=graph, tokens=tokens, phase=recording.phase, digest="", origins=origins,
-                          unknown=tuple(unknown))  # fmt: skip
+    chosen = 0 if model.indexer is None else model.indexer.top_k
+    found = CapturedGraph(
+        graph=graph, chosen_keys=chosen, tokens=tokens, phase=recording.phase, digest="", origins=origins,
+        unknown=tuple(unknown),
+    )  # fmt: skip
     known = {f.name: getattr(model, f.name) for f in fields(ModelSpec)}
     return CapturedModel(**known, captured=replace(found, digest=digest_of(model, found)))
 
@@ -107,9 +110,10 @@ def _common_sizes(flow: Flow, name: str) -> ModelSpec:
 
 
 def _tokens(flow: Flow) -> int:
-    """So many tokens that every recurrence has whole chunks."""
+    """So many tokens that every recurrence has whole chunks, and that chosen keys are fewer than half of all."""
     options = [dict(record.arguments) for record in flow.records if record.op.startswith("capture.")]
-    return lcm(*(int(given["chunk"]) for given in options if "state" in given))
+    chosen = [flow.values[ref.value].shape[-1] for given in options if isinstance(ref := given.get("indices"), Ref)]
+    return lcm(*(int(given["chunk"]) for given in options if "state" in given), *(4 * number for number in chosen))
 
 
 def _look_up(flow: Flow, entry: int) -> Record:
@@ -215,6 +219,7 @@ def _layer_spec(flow: Flow, lift: Lift, parts: list[str], result: int) -> LayerS
     return LayerSpec(
         mixer=mixer, mlp=mlps[0] if mlps else Mlp.NONE, window=lift.layer.window if attends else 0,
         chunk=lift.layer.chunk if attends else 0, rope=not attends or lift.traits.get("rope", True),
+        indexed=lift.traits.get("indexed", False),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from capture.flow import PART, SAME, Region
 from capture.lift import Lift
+from capture.lift_indexer import choose
 from capture.patterns import NormFound, Product, norm, product, rotation
 from capture.records import Ref
 from estimator.build.attention import UP, gated, keys_and_values, qk_norm, rope
@@ -45,6 +46,7 @@ class _Core:
     qk: int
     v: int
     sinks: bool
+    chosen: int | None  # numbers of the keys that each query reads
 
 
 def attention(lift: Lift, branch: int) -> str:
@@ -80,15 +82,13 @@ def _core(lift: Lift, context: int) -> _Core:
     flow = lift.flow
     record = lift.need(flow.made_by(context, "attention"), context, "core of attention")
     named = {name: ref.value for name, ref in record.arguments if isinstance(ref, Ref)}
-    if "indices" in named:
-        raise flow.refused(record, "attention that reads chosen keys is captured, but has no canonical form yet")
     _, num_heads, _, qk = flow.values[named["query"]].shape
     _, num_kv_heads, _, _ = flow.values[named["key"]].shape
     lift.claim("attention.scores", flow.index_of(context))
     for part in ("softmax", "context"):
         lift.share(f"attention.{part}", "attention.scores")
     return _Core(named["query"], named["key"], named["value"], context, num_heads, num_kv_heads, qk,
-                 flow.values[named["value"]].shape[-1], "s_aux" in named)  # fmt: skip
+                 flow.values[named["value"]].shape[-1], "s_aux" in named, named.get("indices"))  # fmt: skip
 
 
 def _chain(lift: Lift, value: int) -> _Chain:
@@ -120,6 +120,8 @@ def _grouped(lift: Lift, found: _Core, keys: _Chain, gate: int | None) -> tuple[
     flow, w, model = lift.flow, lift.w, lift.model
     queries, values = _chain(lift, found.query), _chain(lift, found.value)
     _tell_heads(lift, found, found.qk)
+    if found.chosen is not None:
+        raise lift.refuse(found.chosen, "chooses keys of attention without latents, which has no canonical form yet")
     if found.qk != found.v:
         raise lift.refuse(found.out, f"has heads of {found.qk} for keys, but {found.v} for values")
     q_dim, kv_dim = heads(model, found.qk), heads(model, found.qk, kv=True)
@@ -218,6 +220,12 @@ def _latent(lift: Lift, found: _Core, keys: _Chain) -> tuple[str, Dim]:
     lora, joint = (Dim(float(n), Axis.LATENT) for n in (latent_norm.width, kv_a.n))
     a = lift.linear(kv_a, "attention.kv_a_proj", lift.normed(kv_a.x, "input_norm"), w.hidden, joint, PART_OF)
     latent = lift.norm(latent_norm, "attention.kv_a_norm", a, lora, PART_OF)
+    share = None
+    if found.chosen is not None:
+        given = flow.strip(queries.products[0].x)
+        share = choose(lift, found.chosen, lift.normed(kv_a.x, "input_norm"), lift.names[given],
+                       Dim(float(rank), Axis.LATENT))  # fmt: skip
+    lift.traits["indexed"] = share is not None
     nope = kv_b.n // found.num_heads - found.v
     spec = MLASpec(q_lora_rank=rank, kv_lora_rank=latent_norm.width, qk_nope_head_dim=nope,
                    qk_rope_head_dim=kv_a.n - latent_norm.width, v_head_dim=found.v)  # fmt: skip
@@ -236,7 +244,7 @@ def _latent(lift: Lift, found: _Core, keys: _Chain) -> tuple[str, Dim]:
     k, v = "", ""
     q = rope(w, "q", q, q_dim, UP)
     k, v = keys_and_values(w, b, a, q_dim, value)
-    return core(w, q, k, v, qk=found.qk, value=found.v), value
+    return core(w, q, k, v, qk=found.qk, value=found.v, visible=share, selects=share is not None), value
 
 
 def _parts_of(lift: Lift, value: int) -> list[int]:
@@ -259,4 +267,5 @@ def _query(lift: Lift, q_b: Product, q_dim: Dim, bias_of: Product) -> tuple[str,
     rank = Dim(float(q_a.n), Axis.LATENT)
     q = lift.linear(q_a, "attention.q_a_proj", lift.normed(q_a.x, "input_norm"), w.hidden, rank, PART_OF)
     q = lift.norm(inner, "attention.q_a_norm", q, rank, PART_OF)
+    lift.names[flow.strip(q_b.x)] = q
     return lift.linear(q_b, "attention.q_b_proj", q, rank, q_dim, PART_OF, modules=UP), q_a.n

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from estimator.build.scores import visible_share
+from estimator.build.scores import band, visible_share
 from estimator.graph import Block, OpGraph
 from estimator.layers import LayerSpec
 from estimator.model import ModelSpec
-from estimator.op import Axis, Dim, Op, OpKind, Tensor
+from estimator.op import Array, Axis, Dim, Op, OpKind, Tensor
 from estimator.parts import require_at_least
 
 __all__ = ["CapturedGraph", "CapturedModel", "Origin"]
 
 GROWING = frozenset({Axis.TOKENS, Axis.ROUTED, Axis.QUERY, Axis.KEY})  # as long as the sequence, or a share of it
+CHOSEN = frozenset({Axis.KEY, Axis.SHARED})  # a dim of as many keys as an indexer chooses is theirs, and stays
 PHASES = ("train", "prefill")
 
 
@@ -44,6 +45,7 @@ class CapturedGraph:
     tokens: int
     phase: str
     digest: str
+    chosen_keys: int = 0  # of a query, where an indexer chooses
     origins: Mapping[str, Origin] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
 
@@ -61,22 +63,29 @@ class CapturedGraph:
     def at(self, seq: int) -> OpGraph:
         """The graph of one sequence of `seq` tokens."""
         known: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
+        chosen = self.chosen_keys
+
+        def size(dim: Dim) -> Array:
+            if chosen and dim.size == chosen and dim.axis in CHOSEN:
+                return float(min(chosen, seq))
+            return dim.size * seq / self.tokens if dim.axis in GROWING else dim.size
 
         def scaled(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
             if dims not in known:
-                shares = [d.size * seq / self.tokens if d.axis in GROWING else d.size for d in dims]
-                known[dims] = tuple([d._replace(size=share) for d, share in zip(dims, shares, strict=True)])
+                known[dims] = tuple([d._replace(size=size(d)) for d in dims])
             return known[dims]
 
         def change(block: Block) -> Block:
             tensors = {name: Tensor(scaled(t.dims), t.role) for name, t in block.tensors.items()}
-            return replace(block, ops=tuple([_op(op, scaled(op.dims), block.kind.layer, seq) for op in block.ops]),
-                           tensors=tensors)  # fmt: skip
+            ops = tuple([_op(op, scaled(op.dims), block.kind.layer, seq, chosen) for op in block.ops])
+            return replace(block, ops=ops, tensors=tensors)
 
         return self.graph.map(change)
 
 
-def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int) -> Op:
+def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int, chosen: int) -> Op:
+    if op.selects:
+        return op.but(dims=dims, visible=band(seq, chosen) / (seq * seq / 2))
     if op.kind is not OpKind.SCORES or layer is None:
         return op.but(dims=dims)
     reach = float(min(layer.window or layer.chunk, seq))

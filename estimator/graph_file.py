@@ -146,6 +146,7 @@ def _model(content: object) -> CapturedModel:
     _check_layers(spec, graph)
     found = CapturedGraph(
         graph=graph, tokens=_whole(whole["tokens"], "tokens"), phase=_text(whole["phase"], "phase"), digest="",
+        chosen_keys=0 if spec.indexer is None else spec.indexer.top_k,
         origins={name: _origin(o, f"origins.{name}") for name, o in _mapping(whole["origins"], "origins").items()},
         unknown=tuple(_text(u, "unknown") for u in _list(whole["unknown"], "unknown")),
     )  # fmt: skip

@@ -8,6 +8,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from estimator.captured import CapturedModel
+from estimator.graph_file import graph_text
 from search.yaml_lines import Plain, shown
 
 __all__ = ["from_plain", "plain"]
@@ -17,7 +19,9 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def plain(value: object) -> Plain:
-    """A dataclass (or what it holds): enums by value, tuples as lists."""
+    """A dataclass (or what it holds): enums by value, tuples as lists. A captured model is the text of its graph."""
+    if isinstance(value, CapturedModel):
+        return {"graph": graph_text(value)}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

@@ -19,7 +19,7 @@ import yaml
 
 import spaces
 from estimator.captured import CapturedModel
-from estimator.graph_file import graph_text, read_graph
+from estimator.graph_file import read_graph
 from estimator.imbalance import Routing
 from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_from_mapping
@@ -148,7 +148,7 @@ class Space:
         systems: list[Plain] = [{"spec": plain(system)} for system in self.systems]
         content: dict[str, Plain] = {
             "name": self.name,
-            "model": {"graph": graph_text(self.model)} if isinstance(self.model, CapturedModel) else plain(self.model),
+            "model": plain(self.model),
             "system": systems[0] if len(systems) == 1 else systems,
             "workload": plain(self.workload),
             "strategy": dict(write_axes(self.axes)),

@@ -14,7 +14,7 @@ from estimator.parts import IndexerSpec, MLASpec
 from estimator.precision import Role
 from estimator.strategy import Module
 
-__all__ = ["choose", "choose_keys", "latent_context", "reads_latents"]
+__all__ = ["PART", "best_keys", "choose", "choose_keys", "latent_context", "reads_latents"]
 
 # Query tokens at a time: scores of a long sequence would fill a chip; assumption, as in passes/fuse/loss.py.
 CHUNKS = 16.0
@@ -46,20 +46,10 @@ def choose(
     q = w.linear("index.q_proj", query_latent, rank, queries, PART, detached=True)
     weights = w.linear("index.weights_proj", x, w.hidden, Dim(float(indexer.num_heads), Axis.LATENT), PART,
                        detached=True)  # fmt: skip
-    some, half = Dim(w.seq / CHUNKS, Axis.TOKENS), Dim(keys / 2.0, Axis.KEY)
-    num_best = float(min(indexer.top_k, keys))
-    best = Dim(num_best, Axis.KEY)
-    w.tensors["index.scores.chunk"] = Tensor((some, half), Role.FULL)
-    w.tensors["index.chosen.chunk"] = Tensor((some, best), Role.INDEX)
-    reads = (q, k, weights)
-    w.ops.append(_scores(w, "index.scores", reads, ("index.scores.chunk",), keys, indexer, 1.0).but(detached=True))
-    w.memory_op("index.top", OpKind.TOPK, ("index.scores.chunk",), ("index.chosen.chunk",), PART, passes=2.0 * CHUNKS)
-    w.ops[-1] = w.ops[-1].but(detached=True)
-    chosen = w.tensor("index.chosen.out", best._replace(axis=Axis.SHARED), role=Role.INDEX)
-    w.memory_op("index.chosen", OpKind.ELEMENTWISE, ("index.chosen.chunk",), (chosen,), PART)
-    w.ops[-1] = w.ops[-1].but(detached=True)
-    share = band(keys, num_best) / (keys * keys / 2)
+    chosen = best_keys(w, q, k, weights, indexer, keys=keys)
+    share = band(keys, float(min(indexer.top_k, keys))) / (keys * keys / 2)
     # What attention gives the chosen keys, all heads together; then scores of these keys with their gradients.
+    reads, best = (q, k, weights), w.tensors[chosen].dims[-1]._replace(axis=Axis.KEY)
     target, loss = (w.tensor(f"index.{name}.out", best, role=Role.FULL) for name in ("target", "loss"))
     every = Dim(float(w.model.num_heads), Axis.HEADS, units=w.model.num_heads)
     w.ops.append(
@@ -69,6 +59,22 @@ def choose(
     w.ops.append(_scores(w, "index.loss", (*reads, target), (loss,), keys, indexer, share))
     w.ops[-1] = w.ops[-1].but(saves=tuple(Save(name, Role.ACTIVATION) for name in reads) + (Save(loss, Role.FULL),))
     return share
+
+
+def best_keys(w: Writer, q: str, k: str, weights: str, indexer: IndexerSpec, *, keys: float) -> str:
+    """Scores of `keys` keys, and the numbers of the best of every query."""
+    some, half = Dim(w.seq / CHUNKS, Axis.TOKENS), Dim(keys / 2.0, Axis.KEY)
+    best = Dim(float(min(indexer.top_k, keys)), Axis.KEY)
+    w.tensors["index.scores.chunk"] = Tensor((some, half), Role.FULL)
+    w.tensors["index.chosen.chunk"] = Tensor((some, best), Role.INDEX)
+    reads = (q, k, weights)
+    w.ops.append(_scores(w, "index.scores", reads, ("index.scores.chunk",), keys, indexer, 1.0).but(detached=True))
+    w.memory_op("index.top", OpKind.TOPK, ("index.scores.chunk",), ("index.chosen.chunk",), PART, passes=2.0 * CHUNKS)
+    w.ops[-1] = w.ops[-1].but(detached=True)
+    chosen = w.tensor("index.chosen.out", best._replace(axis=Axis.SHARED), role=Role.INDEX)
+    w.memory_op("index.chosen", OpKind.ELEMENTWISE, ("index.chosen.chunk",), (chosen,), PART)
+    w.ops[-1] = w.ops[-1].but(detached=True)
+    return chosen
 
 
 def _scores(

@@ -22,7 +22,16 @@ from estimator.workload import Workload
 from hardware import catalog
 from tests.capture.captured import EQUAL, SEQ, built, canonical, config_file, recorded, spec
 
-TORN = ("llama", "qwen3", "mixtral", "deepseek_v3, low-rank queries", "gpt_oss", "qwen3_5_moe_text", "nemotron_h")
+TORN = (
+    "llama",
+    "qwen3",
+    "mixtral",
+    "deepseek_v3, low-rank queries",
+    "gpt_oss",
+    "qwen3_5_moe_text",
+    "nemotron_h",
+    "deepseek_v32",
+)
 PRODUCTS = {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
 
 
@@ -67,6 +76,33 @@ def test_two_halves_of_a_window_are_told_apart_by_their_mask(folder):
     assert kinds == ["embedding", "window8+moe", "moe", "head"]
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_an_indexer_is_captured_without_the_training_that_its_code_lacks(folder, family):
+    # With as many keys as tokens or fewer, a model file reads them masked, as transformers does.
+    from estimator.build import build
+
+    seq = canonical(folder, family).captured.chosen_keys
+    ours, theirs = canonical(folder, family).captured_at(seq), build(spec(family), seq)
+    assert ours.sequence == theirs.sequence
+    learning = {"index.target", "index.loss"}
+    for kind, block in theirs.blocks.items():
+        mine = {op.name: op for op in ours.blocks[kind].ops}
+        other = {op.name: op for op in block.ops if op.name not in learning}
+        assert list(mine) == list(other)
+        assert [name for name in mine if mine[name] != other[name]] == (["attention.scores"] if kind.is_layer else [])
+    assert canonical(folder, family).captured.graph.num_parameters() == spec(family).num_parameters()
+
+
+def test_chosen_keys_stay_as_many_whatever_the_sequence(folder):
+    model = canonical(folder, "deepseek_v32")
+    ops = {seq: [op for b in model.captured_at(seq).blocks.values() for op in b.ops] for seq in (4, 64, 4096)}
+    scores = {seq: next(op for op in found if op.name == "attention.scores") for seq, found in ops.items()}
+    assert scores[4].visible == 1.0  # 8 keys are chosen: all of 4
+    seen = {seq: op.visible * seq * seq / 2 for seq, op in scores.items()}
+    assert seen[64] == 64 * 8 - 8 * 7 / 2
+    assert seen[4096] == pytest.approx(4096 * 8 - 8 * 7 / 2, rel=1e-12)  # one division and its inverse
+
+
 # ---------------------------------------------------------------------------------------- what is torn out is missed
 
 
@@ -92,12 +128,12 @@ def without(recording: Recording, *gone: int) -> Recording:
     )  # fmt: skip
 
 
-def is_missed(recording: Recording, family: str) -> bool:
+def is_missed(recording: Recording, whole: dict) -> bool:
     try:
         graph = canonicalise(recording, "torn").captured_at(SEQ)
     except (ValueError, KeyError, IndexError, AssertionError, StopIteration):
         return True
-    return graph.blocks != built(family).blocks
+    return graph.blocks != whole
 
 
 @pytest.mark.parametrize("family", TORN)
@@ -109,8 +145,9 @@ def test_an_op_that_is_torn_out_is_missed(folder, family):
     for i, owner in flow.claims.items():
         if flow.records[i].name not in SAME | PART:
             owned.setdefault(owner, []).append(i)
-    assert not is_missed(recording, family)
-    assert [op for op, records in owned.items() if not is_missed(without(recording, *records), family)] == []
+    whole = canonical(folder, family).captured_at(SEQ).blocks
+    assert not is_missed(recording, whole)
+    assert [op for op, records in owned.items() if not is_missed(without(recording, *records), whole)] == []
 
 
 # -------------------------------------------------------------------------------------------- backward, cross-checked

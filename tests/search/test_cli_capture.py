@@ -13,7 +13,7 @@ name: captured
 model: {model}
 {capture}system: {{cluster: dgx_h100, num_chips: 8}}
 workload: {{seq: 512, global_batch: 16}}
-strategy: {{tp: {tp}, pp: 1, cp: 1, ep: {ep}, micro_batch: 1}}
+strategy: {{tp: {tp}, pp: 1, cp: 1, ep: {ep}, micro_batch: 1, sequence_parallel: true}}
 """
 
 
