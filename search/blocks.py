@@ -48,7 +48,7 @@ class Worker(Protocol):
     """What a user of the pool writes: turns one block into one value. Built once per actor, from the spec."""
 
     def run(self, start: int, stop: int, hint: Any) -> Any:
-        """Return the value of block [start, stop). `hint` may only prune: the value must not depend on it."""
+        """Return the value of block [start, stop). Hints and former blocks may only prune: what is merged stays."""
 
 
 class WorkerFactory(Protocol):

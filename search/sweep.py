@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,18 @@ from search.staircase import Staircase, new_staircase
 from search.structures import enumerate_space, structure_filters
 from search.tree import grown
 from search.watching import is_compiled_here
-from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, World
+from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES, Enumeration, Structures, Variants, World
 
 __all__ = ["Plan", "SweepWorker", "Swept", "best_of", "fingerprint", "is_compiled", "measure_rate", "merge", "prepare",
            "survey", "sweep_inline", "sweep_plan", "warmed_up"]  # fmt: skip
 
-WARM_UP = 4  # structures with the lowest step bound, swept before workers start
+WARM_UP = (256, 768)
+"""Structures whose first variants are swept before workers start: promising ones, then those farthest ahead of these.
+
+Half a second for a front on which little is missing, so what one worker finds hardly matters to the others.
+"""
 BLOCK = 256  # structures of one block: tens of milliseconds
-FIRST_BLOCK, GROWTH, LAST_BLOCK = 1, 1.03, 1024
+FIRST_BLOCK, GROWTH, LAST_BLOCK = 8, 1.05, 512
 """Where bounds prune: the most promising structures take longest and lower the front most, so they are soon shared."""
 PAIRS = 64  # of a structure whose rate is measured: most structures of wide spaces have tens of thousands
 ENUMERATED = 1 << 16  # candidates composed at a time where all are enumerated
@@ -110,17 +114,17 @@ def prepare(space: Space, *, prune: bool = True) -> Plan:
 def warmed_up(plan: Plan) -> Plan:
     """A surveyed plan, ready to sweep: its most promising structures swept, the rest that is left cut into blocks."""
     start = time.perf_counter()
-    space, enumeration, n = plan.space, plan.enumeration, len(plan.order)
+    space, legal, n = plan.space, plan.enumeration.structures.legal, len(plan.order)
     worker = SweepWorker(plan)
     if plan.prune and n:
-        first = np.sort(np.argsort(plan.lows[:, 0], kind="stable")[:WARM_UP])
-        plan.warm = worker.sweep(first, None)
-        rest = np.setdiff1d(np.arange(n), first)
-        alive = rest[~worker.beaten(rest, plan.warm)]
-        skipped = len(rest) - len(alive)
-        plan.warm.counts[0] += skipped
-        plan.warm.counts[1] += int(enumeration.structures.legal[rest].sum() - enumeration.structures.legal[alive].sum())
-        plan.order = alive[_promising_first(plan.lows[alive])]
+        alive, ahead = _promising_first(plan.lows), np.zeros(n)
+        for num in WARM_UP:
+            first = alive[np.argsort(-ahead, kind="stable")[:num]]
+            plan.warm = merge([plan.warm, worker.first_variants(first)], space, bounded=True)
+            alive = alive[~worker.beaten(alive, plan.warm)]
+            ahead = worker.ahead(alive, plan.warm)
+        plan.warm.counts[:2] = n - len(alive), legal.sum() - legal[alive].sum()
+        plan.order = alive
     plan.blocks = _blocks(len(plan.order), space.options.block_size, growing=plan.prune)
     plan.seconds = {
         "enumerate": plan.seconds["enumerate"],
@@ -169,24 +173,36 @@ def _promising_first(lows: np.ndarray) -> np.ndarray:
 
 
 class SweepWorker:
-    """Sweeps blocks of a plan. Holds tables and scratch; pickles as the plan it was made from."""
+    """Sweeps blocks of a plan. Holds tables, and the front that it knows of."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.found = _nothing()
         self.structures = plan.enumeration.structures
         self.worlds = plan.enumeration.worlds
         self.systems = list(plan.space.systems)
         self.options = [self._options(world) for world in self.worlds]
         self.tables = [world.tables for world in self.worlds]
-        self.kinds = [_kinds(world) for world in self.worlds]
+        self.kinds = [_kinds(world, world.variants) for world in self.worlds]
         self.scales = [self._scale(world) for world in self.worlds]
         system = [self.systems.index(world.system) for world in self.worlds]
         self.system_of_world = np.array(system, dtype=np.int64)
 
-    def run(self, start: int, stop: int, hint: Any) -> Swept:  # noqa: ANN401 - the pool's protocol
-        """Sweep structures `order[start:stop]`; `hint` is a front found so far, which only prunes."""
+    def run(self, start: int, stop: int, hint: Swept | None) -> Swept:
+        """Sweep structures `order[start:stop]`; returns what the hint, a front found so far, has not.
+
+        What this worker has found itself prunes as well, and is told again until a hint has it: an answer may be lost.
+        """
         index = self.plan.order[start:stop]
-        return self.sweep(index, hint) if self.plan.bounded else self.enumerate(index)
+        if not self.plan.bounded:
+            return self.enumerate(index)
+        hint = hint or _nothing()
+        known = merge([self.found, hint], self.plan.space, bounded=True)
+        part = self.sweep(index, known)
+        self.found = merge([known, part], self.plan.space, bounded=True)
+        new = ~np.isin(self.found.ids, hint.ids)
+        return Swept(ids=self.found.ids[new], systems=self.found.systems[new], values=self.found.values[new],
+                     counts=part.counts)  # fmt: skip
 
     def corners(self) -> np.ndarray:
         """Lower bounds (step, memory) of all structures [S, 2]."""
@@ -200,19 +216,31 @@ class SweepWorker:
 
     def beaten(self, index: np.ndarray, found: Swept) -> np.ndarray:
         """Which structures a found front rules out as a whole."""
-        step, memory = uses(self.plan.space)
-        system_of = self._system_of(index)
         out = np.zeros(len(index), dtype=bool)
-        for s in np.unique(system_of):
-            front = _seeded(found, int(s))
-            mine = np.flatnonzero(system_of == s)
-            x, y, _ = front.points()
-            low_x, low_y = (self.plan.lows[index[mine]] * np.array([step, memory])).T
+        for mine, (x, y), (low_x, low_y) in self._beside(index, found):
             at = np.searchsorted(x, low_x, side="right") - 1  # as staircase.beater, for all at once
             near = np.maximum(at, 0)
             if len(x):
                 out[mine] = (at >= 0) & ((y[near] < low_y) | ((y[near] == low_y) & (x[near] < low_x)))
         return out
+
+    def ahead(self, index: np.ndarray, found: Swept) -> np.ndarray:
+        """How far the corners of structures lie ahead of a found front: log of what both must grow by to meet it."""
+        out = np.empty(len(index))
+        for mine, front, lows in self._beside(index, found):
+            (x, y), (low_x, low_y) = (np.log(np.where(part > 0, part, 1.0)) for part in (front, lows))
+            at = np.searchsorted(x - y, low_x - low_y)  # x - y ascends along a staircase
+            out[mine] = np.minimum(np.append(x, np.inf)[at] - low_x, np.append(np.inf, y)[at] - low_y)
+        return out
+
+    def _beside(self, index: np.ndarray, found: Swept) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each system: places of its structures in `index`, its front [2, N], and their corners [2, mine]."""
+        step, memory = uses(self.plan.space)
+        system_of = self._system_of(index)
+        for s in np.unique(system_of):
+            mine = np.flatnonzero(system_of == s)
+            x, y, _ = _seeded(found, int(s)).points()
+            yield mine, np.stack([x, y]), (self.plan.lows[index[mine]] * np.array([step, memory])).T
 
     def sweep(self, index: np.ndarray, hint: Swept | None) -> Swept:
         """The nest over some structures, in their order; returns what is new against the hint."""
@@ -233,6 +261,16 @@ class SweepWorker:
         return Swept(
             ids=np.concatenate(ids), systems=np.concatenate(systems), values=np.concatenate(values), counts=counts
         )
+
+    def first_variants(self, index: np.ndarray) -> Swept:
+        """What some structures have under the first variant of each alone: most of a front for little, uncounted.
+
+        First on their axes are the values that are expected to win. Blocks sweep these structures again, and count.
+        """
+        whole, self.kinds = self.kinds, [_kinds(world, _firsts(world.variants)) for world in self.worlds]
+        found = self.sweep(index, None)
+        self.kinds = whole
+        return replace(found, counts=np.zeros_like(found.counts))
 
     def _sweep_world(self, w: int, index: np.ndarray, front: Staircase, counts: np.ndarray) -> None:
         part = self.structures.take(index)
@@ -325,8 +363,14 @@ class SweepWorker:
         )  # fmt: skip
 
 
-def _kinds(world: World) -> Kinds:
-    v, keeps = world.variants, world.keeps.values
+def _firsts(variants: Variants) -> Variants:
+    """Of each kit the first variant alone: the first value of every axis."""
+    kits = variants.kits
+    return replace(variants, members=variants.members[kits[:-1]], kits=np.arange(len(kits)))
+
+
+def _kinds(world: World, v: Variants) -> Kinds:
+    keeps = world.keeps.values
     hosts = np.unique(keeps[:, 2:], axis=0, return_index=True)[1]
     num = len(hosts)  # the last four of KEEP_AXES vary fastest
     shares, share_of = np.unique(keeps[:num, 2], return_inverse=True)

@@ -101,16 +101,52 @@ def test_a_found_front_only_prunes():
     """A block told of a front returns what is new; merged, it is the front without the hint."""
     plan = prepare(MIDDLE["dense"])
     plan.order = np.arange(len(plan.enumeration.structures))
-    worker, num = SweepWorker(plan), len(plan.order)
-    whole = worker.run(0, num, None)
-    assert not len(worker.run(0, num, whole).ids)
-    found = worker.run(num // 2, num, None)
-    hinted, unhinted = worker.run(0, num // 2, found), worker.run(0, num // 2, None)
+    num = len(plan.order)
+    whole = SweepWorker(plan).run(0, num, None)
+    assert not len(SweepWorker(plan).run(0, num, whole).ids)
+    found = SweepWorker(plan).run(num // 2, num, None)
+    hinted, unhinted = SweepWorker(plan).run(0, num // 2, found), SweepWorker(plan).run(0, num // 2, None)
     assert hinted.counts[3] < unhinted.counts[3]
     for part in (hinted, unhinted):
         merged = merge([found, part], plan.space, bounded=True)
         assert sorted(merged.ids) == sorted(whole.ids)
         assert np.unique(merged.values, axis=0).tolist() == np.unique(whole.values, axis=0).tolist()
+
+
+def test_a_worker_prunes_with_what_it_found_and_tells_it_until_a_hint_has_it():
+    """Whichever of its answers is lost, one that comes later makes up for it."""
+    plan = prepare(MIDDLE["dense"])
+    plan.order = np.arange(len(plan.enumeration.structures))
+    worker, num = SweepWorker(plan), len(plan.order)
+    first = worker.run(num // 2, num, None)
+    second = worker.run(0, num // 2, None)
+    whole = SweepWorker(plan).run(0, num, None)
+    assert second.counts[3] < SweepWorker(plan).run(0, num // 2, None).counts[3]
+    assert set(second.ids) & set(first.ids)
+    assert sorted(second.ids) == sorted(whole.ids)
+    assert not len(worker.run(0, num, whole).ids)
+
+
+def test_a_warm_up_finds_candidates_of_the_space_and_counts_none_of_them():
+    plan = prepare(MIDDLE["dense"])
+    assert len(plan.warm.ids) > 10
+    told = compose_ids(plan.space, plan.enumeration, plan.warm.ids)
+    assert plan.warm.values.tolist() == np.stack([told["step_time_s"], told["peak_memory_bytes"]], axis=1).tolist()
+    assert plan.warm.counts[2:].tolist() == [0, 0, 0]
+    counts = sweep_plan(plan).counts
+    assert counts[:2].tolist() == [len(plan.enumeration.structures), plan.enumeration.legal]
+
+
+def test_how_far_a_corner_lies_ahead_of_a_front_is_what_it_must_grow_by_to_meet_it():
+    plan = prepare(MIDDLE["dense"])
+    worker, every = SweepWorker(plan), np.arange(len(plan.enumeration.structures))
+    ahead = worker.ahead(every, plan.warm)
+    system = worker.system_of_world[plan.enumeration.structures.world]
+    for i in every[::17]:
+        front = plan.warm.values[plan.warm.systems == system[i]]
+        wanted = np.log(front / plan.lows[i]).max(axis=1).min()
+        np.testing.assert_allclose(ahead[i], wanted, rtol=1e-9, atol=1e-12)  # a difference of logs, not a log of shares
+    assert (ahead[worker.beaten(every, plan.warm)] <= 1e-12).all()
 
 
 def test_of_equal_candidates_the_lowest_id_stays_whatever_the_order():
