@@ -25,7 +25,7 @@ from tests.search.small import MIDDLE, SMALL, swept
 from tests.search.test_pool import command, descendants
 from tests.search.watch import Watch
 
-WHOLE = load_space("llama3_70b")  # 11,500 structures that bounds cannot rule out: a second of one core
+WHOLE = load_space("llama3_70b")  # 5,600 structures that a warm-up cannot rule out: a second of one core
 UNBOUNDED = replace(
     SMALL["not bounded"],
     options=SearchOptions(block_size=2),

@@ -21,7 +21,7 @@ from tests.search.test_pool import command, descendants, wait_until_gone
 from tests.search.watch import Watch
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = ("search.block_size=400",)  # 29 blocks
+SETTINGS = ("search.block_size=400",)  # 15 blocks
 INLINE = LaunchOptions(pool="inline")
 WAIT_S = 120.0
 
