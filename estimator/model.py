@@ -80,6 +80,8 @@ class ModelSpec:
     max_positions: int = 0  # learned position embeddings; 0: rotary or none
     attention_sinks: bool = False  # a learned logit per head that takes weight from the keys (GPT-OSS)
     attention_gate: bool = False  # the query projection also gives a gate of the output (Qwen3.5)
+    attention_dropout: float = 0.0  # of attention's probabilities; what is above 0 costs the same
+    hidden_dropout: float = 0.0  # of embeddings, and of what attention and MLP add to the residual stream
     parallel_block: bool = False  # attention and MLP read the same norm and share the residual (GPT-J, Command-R)
     layers: tuple[LayerSpec, ...] | None = None  # one per layer; None: attention, dense MLPs first and then MoE
     mtp_layer: LayerSpec | None = None  # the layer inside an MTP module; None: as the last of the model
@@ -104,6 +106,9 @@ class ModelSpec:
         positive = ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab", "vocab_multiple")
         require_at_least(self, 1, *positive)
         require_at_least(self, 0, "max_positions", "num_mtp_layers")
+        for name in ("attention_dropout", "hidden_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}; 0 has none")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads}); "

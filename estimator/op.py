@@ -81,6 +81,7 @@ class OpKind(Tag):
     ROPE = "rope"
     ACTIVATION = "activation"
     ELEMENTWISE = "elementwise"
+    DROPOUT = "dropout"
     CONV = "conv"  # causal, a few taps per channel
     MIX = "mix"  # weighted sums of streams, the weights computed
     EMBEDDING = "embedding"

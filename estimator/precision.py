@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from hardware.dtype import DType
 
-__all__ = ["RECIPES", "PrecisionRecipe", "Role", "Tag", "apart", "recipe"]
+__all__ = ["RECIPES", "PrecisionRecipe", "Role", "Tag", "apart", "recipe", "with_bf16_grads"]
 
 
 class Tag(Enum):
@@ -29,6 +29,7 @@ class Role(Tag):
     COMBINE = "combine"  # rows on their way back
     FULL = "full"  # fp32 whatever the recipe: router scores, log-sum-exp, loss
     INDEX = "index"  # 32-bit row maps
+    MASK = "mask"  # what dropout let through, a byte an element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,8 @@ class PrecisionRecipe:
         widths = {role: dtype.nbytes for role, dtype in dtypes.items()}
         widths |= {Role.ATTENTION_OUTPUT: self.attention_output_bytes}
         widths |= {Role.LINEAR_INPUT: self.linear_input_bytes} if self.linear_input_bytes else {}
-        object.__setattr__(
-            self, "widths", widths | {Role.FULL: 4.0, Role.INDEX: 4.0, Role.LOGITS: self.activation.nbytes}
-        )
+        kept = {Role.FULL: 4.0, Role.INDEX: 4.0, Role.MASK: 1.0, Role.LOGITS: self.activation.nbytes}
+        object.__setattr__(self, "widths", widths | kept)
 
     @property
     def state_bytes(self) -> float:
@@ -131,10 +131,6 @@ RECIPES: dict[str, PrecisionRecipe] = {
     ),
     "bf16": _half("bf16", DType.BF16),
     "fp16": _half("fp16", DType.FP16),
-    "bf16_grads": replace(
-        _half("bf16_grads", DType.BF16), grad_bytes=2,
-        source="gradients accumulated and reduced in bf16: Megatron-Core's accumulate_allreduce_grads_in_fp32 off",
-    ),
     "fp8": PrecisionRecipe(
         name="fp8", gemm=DType.FP8, attention=DType.BF16, activation=DType.BF16, linear_input=DType.FP8,
         gate_input=DType.BF16, dispatch=DType.BF16, combine=DType.BF16,
@@ -183,6 +179,20 @@ RECIPES: dict[str, PrecisionRecipe] = {
         cast_passes=2.0 * (1 - SENSITIVE),
     ),
 }  # fmt: skip
+
+GRADS = "bf16_grads"  # ends the names of recipes that accumulate and reduce gradients in bf16
+for _name in ("bf16", "fp8", "fp8_1x128", "mxfp8", "nvfp4"):
+    _halved = GRADS if _name == "bf16" else f"{_name}_{GRADS}"
+    RECIPES[_halved] = replace(
+        RECIPES[_name], name=_halved, grad_bytes=2,
+        source=f"{RECIPES[_name].source}; gradients in bf16: Megatron-Core's accumulate_allreduce_grads_in_fp32 off",
+    )  # fmt: skip
+
+
+def with_bf16_grads(name: str) -> str:
+    """The recipe that differs in its gradients alone, where there is one."""
+    told = GRADS if name == "bf16" else f"{name}_{GRADS}"
+    return told if told in RECIPES else name
 
 
 def recipe(name: str) -> PrecisionRecipe:

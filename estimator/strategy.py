@@ -104,6 +104,8 @@ class Fusion(Enum):
     FUSED_ROPE = "fused_rope"
     FUSED_RESIDUAL_NORM = "fused_residual_norm"
     FUSED_PERMUTE = "fused_permute"
+    FUSED_DROPOUT = "fused_dropout"
+    FUSED_SOFTMAX = "fused_softmax"
     FUSED_ROUTER = "fused_router"
     FUSED_QUANTIZE = "fused_quantize"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from estimator.strategy import Fusion
 from search.measured import Row
 
 __all__ = ["ASSUMED_COLUMNS", "Cells", "generation"]
@@ -29,23 +30,32 @@ class Generation:
 
     prefix: str
     flash_attention: int = 1
-    fused_loss: bool = False
+    fusion: frozenset[Fusion] = frozenset()  # beyond what all have
     dp_overlap: int = 0
     tp_overlap: int = 0
+    bf16_grads: bool = False  # where a recipe of that kind exists
+    dropout: float = 0.0  # of attention and hidden states of GPT stacks, where an argument has to turn it off
     software: str = ""  # of hardware/catalog/software.yaml
 
 
+ONE_GEMM = frozenset({Fusion.FUSED_QKV, Fusion.FUSED_GATE_UP})  # linear_qkv and linear_fc1, Wqkv
+LOSS = ONE_GEMM | {Fusion.FUSED_LOSS}
+EAGER = ONE_GEMM | {Fusion.FUSED_DROPOUT, Fusion.FUSED_SOFTMAX}  # bias_dropout_fusion, masked_softmax_fusion
+
 _GENERATIONS = (
-    # The performance presets of both set cross_entropy_loss_fusion, overlap_grad_reduce and tp_comm_overlap.
-    Generation(prefix="megatron-bridge", fused_loss=True, dp_overlap=1, tp_overlap=1, software="megatron_moe"),
-    Generation(prefix="nemo", fused_loss=True, dp_overlap=1, tp_overlap=1, software="megatron_moe"),
+    # The performance presets of both set cross_entropy_loss_fusion, overlap_grad_reduce and tp_comm_overlap, and reduce
+    # gradients in bf16 (grad_reduce_in_fp32 off).
+    Generation(
+        prefix="megatron-bridge", fusion=LOSS, dp_overlap=1, tp_overlap=1, bf16_grads=True, software="megatron_moe"
+    ),
+    Generation(prefix="nemo", fusion=LOSS, dp_overlap=1, tp_overlap=1, bf16_grads=True, software="megatron_moe"),
     # loss_fn: fused_crossentropy is its default; FSDP prefetches the next layer.
-    Generation(prefix="llm-foundry", fused_loss=True, dp_overlap=1, software="fsdp_2023"),
+    Generation(prefix="llm-foundry", fusion=LOSS, dp_overlap=1, software="fsdp_2023"),
     # On Transformer Engine 2: its attention, and Megatron Core's fused cross-entropy.
-    Generation(prefix="megatron-lm v0.12", fused_loss=True, dp_overlap=1, software="megatron_moe"),
-    # Their own layers; --use-flash-attn has to be asked for.
-    Generation(prefix="megatron-lm", flash_attention=0, software="eager_2022"),
-    Generation(prefix="megatron-deepspeed", flash_attention=0, software="eager_2022"),
+    Generation(prefix="megatron-lm v0.12", fusion=LOSS, dp_overlap=1, software="megatron_moe"),
+    # Their own layers; --use-flash-attn has to be asked for, --attention-dropout and --hidden-dropout are 0.1.
+    Generation(prefix="megatron-lm", flash_attention=0, dropout=0.1, fusion=EAGER, software="eager_2022"),
+    Generation(prefix="megatron-deepspeed", flash_attention=0, dropout=0.1, fusion=EAGER, software="eager_2022"),
     # Everything else: nothing but the attention kernel that all have used since 2023.
     Generation(prefix=""),
 )
@@ -54,8 +64,8 @@ _GENERATIONS = (
 def generation(framework: str) -> Generation:
     """The documented generation of a framework: the first whose prefix fits.
 
-    >>> generation("nemo/megatron-core").fused_loss
-    True
+    >>> generation("nemo/megatron-core").software
+    'megatron_moe'
     """
     return next(known for known in _GENERATIONS if framework.startswith(known.prefix))
 
@@ -256,7 +266,11 @@ _ASSUMPTIONS = (
         fill=lambda c: str(generation(c.row.cells["framework"]).dp_overlap),
         why="default of the framework's generation",
     ),
-    _Assumption(column="ep_overlap", fill=_constant("0"), why="off unless published"),
+    _Assumption(
+        column="ep_overlap",
+        fill=lambda c: "1" if c.row.cells["cuda_graph"] == "full_iteration" else "0",
+        why="with graphs of whole iterations, as wherever both are published; off unless published",
+    ),
 )
 _BY_COLUMN = {assumption.column: assumption for assumption in _ASSUMPTIONS}
 ASSUMED_COLUMNS = {assumption.column: assumption.why for assumption in _ASSUMPTIONS}

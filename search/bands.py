@@ -22,6 +22,7 @@ import yaml
 
 from estimator.band import HIGH, LOW, Band, evaluate_band
 from estimator.model import ModelSpec
+from estimator.precision import recipe
 from estimator.result import StepResult, Value
 from estimator.strategy import Strategy
 from estimator.workload import Workload
@@ -69,8 +70,8 @@ def cell_of(model: ModelSpec, strategy: Strategy, system: SystemSpec) -> Cell:
     >>> cell_of(load_model("llama3_8b", [spaces.MODELS]), Strategy(), cluster("dgx_h100", 512))
     ('to 1024 chips', 'dense', 'Hopper', '16 bits')
     """
-    precision = strategy.precision
-    bits = "8 bits" if precision in EIGHT_BITS else "4 bits" if precision in FOUR_BITS else "16 bits"
+    multiplied = recipe(strategy.precision).gemm
+    bits = "8 bits" if multiplied in EIGHT_BITS else "4 bits" if multiplied in FOUR_BITS else "16 bits"
     scale = next((f"to {most} chips" for most in (8, 128, 1024) if system.num_chips <= most), "more chips")
     return scale, "MoE" if model.moe else "dense", silicon_of(system.chip), bits
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from estimator.layers import LayerSpec, Mlp
 from estimator.layout import even_layers
 from estimator.model import MLASpec, ModelSpec, MoESpec, Norm
-from estimator.precision import RECIPES
+from estimator.precision import RECIPES, with_bf16_grads
 from estimator.strategy import (
     DEFAULT_FUSION,
     CudaGraph,
@@ -80,6 +80,9 @@ def _model(cells: Cells) -> ModelSpec:
         raise ValueError(f"attention {attention} is not modelled; modelled are {', '.join(sorted(_ATTENTIONS))}")
     is_gpt = arch == "gpt"
     cells.note("norm and biases", "LayerNorm with biases" if is_gpt else "RMSNorm without biases")
+    dropout = generation(cells.row.cells["framework"]).dropout if is_gpt else 0.0
+    if dropout:
+        cells.note(f"attention_dropout={dropout}, hidden_dropout={dropout}", "default of the framework's generation")
     vocab_multiple = 1 if cells.row.has("vocab") else _MEGATRON_VOCAB_MULTIPLE
     moe = _moe(cells) if arch.startswith("moe-") else None
     layers = _windowed(cells, moe) if attention == "window" else None
@@ -98,6 +101,8 @@ def _model(cells: Cells) -> ModelSpec:
         attention_bias=is_gpt,
         attention_output_bias=is_gpt,
         mlp_bias=is_gpt,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
         mla=_mla(cells) if attention == "mla" else None,
         layers=layers,
         moe=replace(moe, num_dense_layers=0) if moe and layers else moe,
@@ -302,7 +307,12 @@ def _precision(cells: Cells) -> str:
     name = cells.text("precision")
     if name not in RECIPES:
         raise ValueError(f"precision {name} is not modelled; modelled are {', '.join(sorted(RECIPES))}")
-    return name
+    if cells.row.has("grad_accum_dtype") or not generation(cells.row.cells["framework"]).bf16_grads:
+        return name
+    halved = with_bf16_grads(name)
+    if halved != name:
+        cells.note(f"precision={halved}", "gradients in bf16, default of the framework's generation")
+    return halved
 
 
 def _cuda_graph(cells: Cells) -> CudaGraph:
@@ -333,8 +343,8 @@ def _fusion(cells: Cells) -> frozenset[Fusion]:
     fusion = set(DEFAULT_FUSION - {Fusion.FLASH_ATTENTION})
     if cells.flag("flash_attention"):
         fusion.add(Fusion.FLASH_ATTENTION)
-    fused_loss = generation(cells.row.cells["framework"]).fused_loss
-    cells.note(f"fused_loss={int(fused_loss)}", "default of the framework's generation")
-    if fused_loss:
-        fusion.add(Fusion.FUSED_LOSS)
-    return frozenset(fusion)
+    more = generation(cells.row.cells["framework"]).fusion
+    if more:
+        names = ", ".join(sorted(kernel.value for kernel in more))
+        cells.note(f"fusion has {names}", "default of the framework's generation")
+    return frozenset(fusion | more)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from estimator.precision import recipe
 from hardware.chip import ChipSpec
 from hardware.dtype import DType
 from hardware.system import SystemSpec, Tier
@@ -54,13 +55,13 @@ class SystemFactor:
     spread: float
     change: Change
     silicon: str = ""
-    formats: frozenset[str] = frozenset()
+    formats: frozenset[DType] = frozenset()  # of linear layers
     on: Callable[[SystemSpec], bool] = lambda _system: True
 
     def touches(self, config: Configuration) -> bool:
         """Whether chip and recipe are the ones that it is of."""
         mine = not self.silicon or silicon_of(config.system.chip) == self.silicon
-        formed = not self.formats or config.strategy.precision in self.formats
+        formed = not self.formats or recipe(config.strategy.precision).gemm in self.formats
         return mine and formed and self.on(config.system)
 
     def scaled(self, config: Configuration, factor: float) -> Configuration:
@@ -161,14 +162,14 @@ def _slower(tier: Tier, factor: float) -> Tier:
 
 
 NARROW = frozenset({DType.FP8, DType.MXFP8, DType.NVFP4})
-EIGHT_BITS = frozenset({"fp8", "fp8_1x128", "fp8_block", "mxfp8"})
-FOUR_BITS = frozenset({"nvfp4"})
+EIGHT_BITS = frozenset({DType.FP8, DType.MXFP8})
+FOUR_BITS = frozenset({DType.NVFP4})
 NVLINK = frozenset({"nvlink", "bridge"})
 HOST = frozenset({"pcie"})
 NETWORK = frozenset({"ib", "roce", "rdma", "omnipath", "eth"})
 
 
-def _shared(name: str, change: Change, spread: float, formats: frozenset[str] = frozenset()) -> SystemFactor:
+def _shared(name: str, change: Change, spread: float, formats: frozenset[DType] = frozenset()) -> SystemFactor:
     return SystemFactor(name=name, cause=name, spread=spread, change=change, formats=formats)
 
 

@@ -1,7 +1,7 @@
 """ModelSpec -> logical OpGraph: the operations of one micro-batch of one sequence, before any split or fusion.
 
 Ops are written as Hugging Face's modules write them (separate q, k, v, gate and up projections; attention as scores,
-softmax, context), so that a captured graph meets this one. Dropout is left out: large-model recipes train without it.
+softmax, context), so that a captured graph meets this one.
 Biases count as parameters; their arithmetic is left out (one add per output against 2k of the GEMM).
 """
 

@@ -22,6 +22,8 @@ def embedding(model: ModelSpec, seq: int) -> Block:
         Op(name="embed", kind=OpKind.EMBEDDING, component=Component.EMBEDDING, inputs=("ids",), outputs=(out,),
            saves=(Save("ids", Role.INDEX),), weights=(table,))
     )  # fmt: skip
+    if not model.max_positions:
+        out = w.hidden_dropout("embed", out, Component.EMBEDDING)
     if model.hyper is not None:  # every stream begins as a copy
         w.memory_op("embed.streams", OpKind.ELEMENTWISE, (out,), (w.tensor("streams", w.stream),), Component.HYPER)
     return w.block(BlockKind.EMBEDDING, "ids")
@@ -39,6 +41,7 @@ def positions(model: ModelSpec, seq: int) -> Block:
         Op(name="positions", kind=OpKind.ELEMENTWISE, component=Component.EMBEDDING, inputs=(x,), outputs=(out,),
            weights=(table,))
     )  # fmt: skip
+    w.hidden_dropout("positions", out, Component.EMBEDDING)
     return w.block(BlockKind.POSITIONS, "x")
 
 

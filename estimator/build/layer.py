@@ -45,9 +45,10 @@ def layer_block(model: ModelSpec, seq: int, layer: LayerSpec) -> Block:
 
 def _branch(w: Writer, x: str, norm: str, name: str, half: Half) -> str:
     if w.model.hyper is None:
-        return w.residual(f"{name}.residual", x, half(w, w.norm(norm, x, w.hidden, centred=w.centred)))
+        y = half(w, w.norm(norm, x, w.hidden, centred=w.centred))
+        return w.residual(f"{name}.residual", x, w.hidden_dropout(name, y, Component.RESIDUAL))
     entry, weights = gathered(w, f"{name}.hyper", x, w.model.hyper)
-    y = half(w, w.norm(norm, entry, w.hidden, centred=w.centred))
+    y = w.hidden_dropout(name, half(w, w.norm(norm, entry, w.hidden, centred=w.centred)), Component.HYPER)
     return spread(w, f"{name}.hyper", x, y, weights)
 
 
@@ -57,6 +58,7 @@ def _parallel(w: Writer, x: str) -> None:
     y = mixer(w, normed)
     if w.layer.mlp is Mlp.DENSE:  # both halves end in partial sums over tp, which are added before they are reduced
         w.ops[-1] = w.ops[-1].but(partial=True)
-    z = MLPS[w.layer.mlp](w, normed)
+    z = w.hidden_dropout("mlp", MLPS[w.layer.mlp](w, normed), Component.RESIDUAL)
+    y = w.hidden_dropout(name, y, Component.RESIDUAL)
     out = w.tensor(f"{name}.residual.out", w.hidden)
     w.memory_op(f"{name}.residual", OpKind.ELEMENTWISE, (x, y, z), (out,), Component.RESIDUAL)

@@ -55,6 +55,7 @@ def core(
     shape = (Dim(1.0, Axis.BATCH), Dim(float(w.seq), Axis.QUERY), Dim(keys or float(w.seq), Axis.KEY), num)
     w.tensors["attention.scores"] = w.tensors["attention.probabilities"] = Tensor(shape)
     out = w.tensor("attention.context.out", heads(model, value))
+    probabilities = "attention.dropped" if model.attention_dropout else "attention.probabilities"
     sinks = (Weight("attention.sinks", (num,), linear=False),) if model.attention_sinks else ()
     chosen = (Save("index.chosen.out", Role.INDEX),) if selects else ()
     if visible is None:
@@ -68,8 +69,12 @@ def core(
         Op(name="attention.softmax", kind=OpKind.SOFTMAX, component=Component.ATTENTION, inputs=("attention.scores",),
            outputs=("attention.probabilities",), saves=(Save("attention.probabilities", act),), modules=CORE,
            passes=2.0),
-        Op(name="attention.context", kind=OpKind.CONTEXT, component=Component.ATTENTION,
-           dims=(*shape, Dim(float(value), Axis.HEAD)), inputs=("attention.probabilities", v), outputs=(out,),
-           saves=(Save("attention.probabilities", act), Save(v, act)), modules=CORE, role=act),
     ]  # fmt: skip
+    if model.attention_dropout:
+        w.dropout("attention.core_dropout", "attention.probabilities", probabilities, Component.ATTENTION, CORE)
+    w.ops.append(
+        Op(name="attention.context", kind=OpKind.CONTEXT, component=Component.ATTENTION,
+           dims=(*shape, Dim(float(value), Axis.HEAD)), inputs=(probabilities, v), outputs=(out,),
+           saves=(Save(probabilities, act), Save(v, act)), modules=CORE, role=act)
+    )  # fmt: skip
     return out

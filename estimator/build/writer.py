@@ -116,6 +116,20 @@ class Writer:
         )  # fmt: skip
         return out
 
+    def dropout(self, name: str, x: str, out: str, component: Component, modules: frozenset[str] = frozenset()) -> str:
+        """`out` is x with elements left out at random; backward finds the same ones by a mask (torch.nn.Dropout)."""
+        self.tensors[out] = self.tensors[x]
+        mask = f"{name}.mask"
+        self.tensors[mask] = Tensor(self.tensors[x].dims, Role.MASK)
+        self.memory_op(name, OpKind.DROPOUT, (x,), (out, mask), component, (Save(mask, Role.MASK),), modules)
+        return out
+
+    def hidden_dropout(self, name: str, x: str, component: Component) -> str:
+        """What a model with dropout of hidden states makes of `x` before it is added to the stream."""
+        if not self.model.hidden_dropout:
+            return x
+        return self.dropout(f"{name}.dropout", x, f"{name}.dropout.out", component)
+
     def residual(self, name: str, x: str, y: str) -> str:
         """The sum of two streams."""
         out = self.tensor(f"{name}.out", self.hidden)

@@ -16,7 +16,7 @@ from estimator.op import Array, Op, OpKind, Phase, larger
 from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
 
-__all__ = ["BACKENDS", "Backend", "Price", "by_priority", "kernel_seconds", "price"]
+__all__ = ["BACKENDS", "Backend", "Price", "by_priority", "kernel_seconds", "piece_seconds", "price"]
 
 MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
@@ -160,10 +160,24 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
             break
     compute = backend.compute_seconds(op, amount, chip, recipe)
     moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
-    memory = moved / (chip.hbm_bytes_per_s * chip.hbm_efficiency)
-    seconds = larger(compute, memory) + (0.0 if op.rides else kernel_seconds(op, chip))
+    rate = chip.hbm_bytes_per_s * chip.hbm_efficiency
+    memory, behind = moved / rate, amount.behind / rate
+    seconds = larger(compute, memory - behind) + behind + (0.0 if op.rides else kernel_seconds(op, chip))
     fitted = op.kind in PRODUCTS and backend.name == "tile" and f"gemm_efficiency.{amount.dtype.value}" in chip.measured
     return Price(seconds, compute, memory, amount, "measured" if fitted else backend.name)
+
+
+def piece_seconds(
+    op: Op, whole_s: Array, share: Array, block: Block, chip: ChipSpec, recipe: PrecisionRecipe,
+    backends: Sequence[Backend] = (),
+) -> Array:  # fmt: skip
+    """Of a GEMM that takes `whole_s`, a part that has a `share` of its rows, one of several on streams of their own.
+
+    Tiles of one part fill the last wave of another, so that it takes its share; but every part reads all weights.
+    """
+    rows, *others = op.dims
+    part = op.but(dims=(rows._replace(size=rows.size * share), *others))
+    return larger(whole_s * share, price(part, block, chip, recipe, backends).memory_s)
 
 
 def kernel_seconds(op: Op, chip: ChipSpec) -> float:

@@ -16,8 +16,8 @@ import numpy as np
 
 from estimator.cost.collective import Linear, collective, outermost_load
 from estimator.cost.host import launch_seconds
-from estimator.cost.overlap import Side, added_seconds, beside, cuts, pieces, side
-from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
+from estimator.cost.overlap import Traffics, added_seconds, beside, cuts, pieces
+from estimator.cost.price import BACKENDS, Backend, Price, by_priority, piece_seconds, price
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
 from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
@@ -259,15 +259,10 @@ class _Pricer:
         return total
 
     def cut_seconds(self, op: Op, block: Block, whole: Array, num: int) -> Array:
-        """Seconds of a GEMM in `num` pieces of equally many rows, one after the other.
-
-        Never less than whole: the tile model fills a last wave by splitting k only where it is the first.
-        """
+        """Seconds of a GEMM in `num` pieces of equally many rows."""
         if num == 1:
             return whole
-        rows, *others = op.dims
-        piece = op.but(dims=(rows._replace(size=rows.size / num), *others))
-        return larger(num * price(piece, block, self.system.chip, self.recipe, self.backends).seconds, whole)
+        return num * piece_seconds(op, whole, 1.0 / num, block, self.system.chip, self.recipe, self.backends)
 
     def traffic_seconds(self, op: Op, num: int = 1) -> Array:
         """Seconds of one collective op in `num` pieces, one after the other."""
@@ -365,7 +360,7 @@ class _PhaseSeconds:
         self.tp, self.cp, self.rings_hide, self.launch_s = strategy.tp, strategy.cp, strategy.overlap.cp, launch_s
         self.compute: Array = 0.0
         self.gemms: dict[str, tuple[Array, Array]] = {}  # their seconds, whole and cut
-        self.fused: dict[tuple[str, ...], tuple[Array, Array]] = {}  # traffic of their collectives: exposed, hidden
+        self.fused: dict[tuple[str, ...], Traffics] = {}  # of their collectives
         self.attention: Array = 0.0
         self.flops: Array = 0.0
         self.num_launches = 0
@@ -400,17 +395,15 @@ class _PhaseSeconds:
 
     def add_fused(self, op: Op, seconds: Array, num: int) -> None:
         """Traffic in `num` pieces beside its partners; collectives of the same partners share them."""
-        piece = 0.0 if side(op) is Side.WHOLE else seconds / num
-        exposed, hidden = self.fused.get(op.partners, (0.0, 0.0))
-        self.fused[op.partners] = (exposed + piece, hidden + (seconds - piece))
+        self.fused[op.partners] = self.fused.get(op.partners, Traffics()).plus(op, seconds, num)
 
     def fused_seconds(self) -> Array:
         """What overlapped tensor-parallel collectives add to their GEMMs; partners of another phase hide nothing."""
         total: Array = 0.0
-        for names, (exposed, hidden) in self.fused.items():
+        for names, traffics in self.fused.items():
             here = [self.gemms[name] for name in names if name in self.gemms]
             whole, cut = sum((w for w, _ in here), 0.0), sum((c for _, c in here), 0.0)
-            total = total + added_seconds(whole, cut, exposed, hidden) * (self.tp > 1)
+            total = total + added_seconds(whole, cut, traffics, self.tp) * (self.tp > 1)
         return total
 
     def expert_traffic(self) -> Array:

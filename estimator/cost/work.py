@@ -15,13 +15,17 @@ VECTOR_FLOPS_PER_ELEMENT = 8.0  # norms, rotations and activations take 5 to 10;
 
 
 class Work(NamedTuple):
-    """FLOPs, bytes moved through HBM, and for GEMMs their (groups, m, k, n)."""
+    """FLOPs, bytes moved through HBM, and for GEMMs their (groups, m, k, n).
+
+    `behind`: of the bytes, those that move when a tile's arithmetic is done, so that it does not hide them.
+    """
 
     flops: Array
     nbytes: Array
     dtype: DType
     matrix: bool
     gemm: tuple[Array, Array, Array, Array] = (0.0, 0.0, 0.0, 0.0)
+    behind: Array = 0.0
 
 
 def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
@@ -69,12 +73,19 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
 
 
 def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRecipe) -> Work:
-    """Operands in the GEMM's dtype, the result in the activation's (gradients of weights in fp32)."""
+    """Operands in the GEMM's dtype, the result in the activation's.
+
+    Gradients of weights are added to those of earlier micro-batches: read and written, in the gradients' dtype, behind
+    the products (in the epilogue of each tile where that is fused, else in a kernel of its own, which also reads the
+    product; ignored).
+    """
     groups, m, k, n = shape
     dtype = recipe.gemm if op.role is Role.LINEAR_INPUT else recipe.attention
-    out = recipe.grad_bytes if op.phase is Phase.WEIGHT_GRAD else recipe.activation.nbytes
-    nbytes = groups * ((m * k + k * n) * dtype.nbytes + m * n * out)
-    return Work(2.0 * groups * m * k * n, nbytes, dtype, True, shape)
+    operands, result = groups * ((m * k + k * n) * dtype.nbytes), groups * m * n
+    if op.phase is Phase.WEIGHT_GRAD:
+        summed = result * (2.0 * recipe.grad_bytes)
+        return Work(2.0 * groups * m * k * n, operands + summed, dtype, True, shape, summed)
+    return Work(2.0 * groups * m * k * n, operands + result * recipe.activation.nbytes, dtype, True, shape)
 
 
 def _streamed(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:

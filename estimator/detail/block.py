@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from estimator.cost.host import launch_seconds
 from estimator.cost.overlap import Side, pieces, side
-from estimator.cost.price import price
+from estimator.cost.price import piece_seconds, price
 from estimator.detail.lifetimes import Lives, lifetimes
 from estimator.detail.script import Lane, Script
 from estimator.detail.traffic import transfer_of
@@ -31,6 +32,17 @@ LANE_OF = {Group.TP: Lane.TP, Group.CP: Lane.CP, Group.EP: Lane.EP, Group.ETP: L
 CATEGORY_OF = {Group.TP: Category.TP, Group.CP: Category.CP, Group.EP: Category.EP, Group.ETP: Category.EP}
 CORE = CORE_KINDS | {OpKind.SOFTMAX}
 CAST = frozenset({OpKind.MATMUL, OpKind.QUANTIZE})
+
+
+class _Part(NamedTuple):
+    """A share of an op's rows."""
+
+    share: float
+    first: bool = True
+    last: bool = True
+
+
+WHOLE = _Part(1.0)
 
 
 @dataclass(slots=True)
@@ -119,16 +131,18 @@ class BlockWriter:
         return at + 1
 
     def _ahead(self, script: Script, ops: list[Op], at: int, end: int, category: Category) -> int:
-        """A gather and the GEMMs behind it, piece by piece: a piece computes once it is there."""
+        """A gather and the GEMMs behind it: of the rank's own rows at once, then piece by piece as they arrive."""
         work = [op for op in ops[at + 1 : end] if op.phase is not Phase.WEIGHT_GRAD]
         weights = [op for op in ops[at + 1 : end] if op.phase is Phase.WEIGHT_GRAD]
         arrived = done = list(script.tail)
-        num = pieces(ops[at], self.strategy.tp_chunks)
-        for piece in range(num):
-            arrived = [self._transfer(script, ops[at], Shield.GEMM, after=arrived, pieces=num)]
-            done = [*done, *arrived]
+        num, own = pieces(ops[at], self.strategy.tp_chunks), 1.0 / float(self.strategy.tp)
+        for piece in range(num + 1):
+            if piece:
+                arrived = [self._transfer(script, ops[at], Shield.GEMM, after=arrived, pieces=num)]
+                done = [*done, *arrived]
+            part = _Part((1.0 - own) / num if piece else own, first=piece == 0, last=piece == num)
             for op in work:
-                done = [self._compute(script, op, category, after=done, pieces=num, piece=piece)]
+                done = [self._compute(script, op, category, after=done, part=part)]
         for op in weights:
             done = [self._compute(script, op, category, after=done)]
         script.tail = done
@@ -149,7 +163,8 @@ class BlockWriter:
         num = pieces(reduce, self.strategy.tp_chunks)
         for piece in range(num):
             for op in work:
-                done = [self._compute(script, op, category, after=done, pieces=num, piece=piece)]
+                part = _Part(1.0 / num, first=piece == 0, last=piece == num - 1)
+                done = [self._compute(script, op, category, after=done, part=part)]
             reduced = [self._transfer(script, reduce, Shield.GEMM, after=[*done, *reduced], pieces=num)]
         for op in weights:
             done = [self._compute(script, op, category, after=[*done, *gathered])]
@@ -182,25 +197,25 @@ class BlockWriter:
                     arrived = [self._transfer(script, op, Shield.ATTENTION, after=arrived, pieces=cp - 1)]
             for op in core:
                 after = [*done, *arrived] if part else done
-                done = [self._compute(script, op, category, after=after, pieces=cp, piece=part, whole=True)]
+                share = _Part(1.0 / cp, first=part == 0, last=part == cp - 1)
+                done = [self._compute(script, op, category, after=after, part=share)]
         script.tail = done
         return end
 
     # ---------------------------------------------------------------------------------------------------- single tasks
 
     def _compute(
-        self, script: Script, op: Op, category: Category, *, after: list[int] | None = None, pieces: int = 1,
-        piece: int = 0, whole: bool = False,
-    ) -> int:  # fmt: skip
-        """One op, or one of `pieces` parts: of a GEMM, of its rows, where tiles show; `whole`: a share of its time."""
-        seconds = self._seconds(op) / pieces
-        if pieces > 1 and op.kind is OpKind.MATMUL and not whole:
-            rows, *rest = op.dims
-            seconds = max(self._seconds(op.but(dims=(rows._replace(size=rows.size / pieces), *rest))), seconds)
+        self, script: Script, op: Op, category: Category, *, after: list[int] | None = None, part: _Part = WHOLE
+    ) -> int:
+        """One op, or a part of it: its share of the time, and of a GEMM no less than its traffic takes."""
+        seconds = self._seconds(op) * part.share
+        if part.share < 1.0 and op.kind is OpKind.MATMUL:
+            whole = self._seconds(op)
+            seconds = float(piece_seconds(op, whole, part.share, self.block, self.system.chip, self.recipe))
         alloc, free = self.lives.get((op.phase, op.name), (0.0, 0.0))
         return script.compute(
             op.name, seconds, category, launch_s=self._launch_s(op), after=after,
-            alloc=alloc if piece == 0 else 0.0, free=free if piece == pieces - 1 else 0.0,
+            alloc=alloc if part.first else 0.0, free=free if part.last else 0.0,
         )  # fmt: skip
 
     def _launch_s(self, op: Op) -> float:

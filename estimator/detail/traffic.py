@@ -16,7 +16,7 @@ from estimator.cost.collective import (
     point_to_point_loads,
     tier_loads,
 )
-from estimator.cost.overlap import SLOWDOWN
+from estimator.cost.overlap import SLOWDOWN, Side, side
 from estimator.op import Group, Op, Traffic
 from estimator.strategy import Strategy
 from estimator.tables import NET_SIZES, gradient_groups, group_costs, replica_group, twin_groups
@@ -36,7 +36,8 @@ class Transfer(NamedTuple):
 def transfer_of(op: Op, s: Strategy, system: SystemSpec, pieces: int = 1) -> Transfer:
     """One of `pieces` equal parts of a collective op; each part pays its latency.
 
-    Copies of keys and values in a ring are moved by copy engines and take no compute (as the estimate has it).
+    Copies of keys and values in a ring, and of a gather ahead of its GEMMs, are moved by copy engines and take no
+    compute (as the estimate has it).
     """
     assert op.collective is not None
     assert op.group is not None
@@ -55,7 +56,8 @@ def transfer_of(op: Op, s: Strategy, system: SystemSpec, pieces: int = 1) -> Tra
     if op.collective is Traffic.RING:  # its parts are the hops round the ring, each of which pays its own latency
         cost = Linear(cost.per_byte, float(cost.latency_s) / pieces)
         return _transfer(cost, float(op.payload) / pieces, loads, 0.0)
-    return _transfer(cost, float(op.payload) / pieces, loads, SLOWDOWN)
+    copied = bool(op.partners) and side(op) is Side.AHEAD
+    return _transfer(cost, float(op.payload) / pieces, loads, 0.0 if copied else SLOWDOWN)
 
 
 def stage_hop(nbytes: float, system: SystemSpec, stride: float) -> Transfer:

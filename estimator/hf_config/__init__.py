@@ -22,6 +22,12 @@ ARCHITECTURES: Mapping[str, Callable[[Reader], Fields]] = {
     **llama.ARCHITECTURES, **deepseek.ARCHITECTURES, **hybrid.ARCHITECTURES, **layer_norm.ARCHITECTURES,
 }  # fmt: skip
 
+DROPOUTS: Mapping[str, tuple[str, ...]] = {
+    "attention_dropout": ("attention_dropout", "attn_pdrop"),
+    "hidden_dropout": ("hidden_dropout", "resid_pdrop"),  # the embedding's, a key of its own, is that of layers
+}
+DEFAULT_DROPOUT = {"gpt2": 0.1}  # the class default where a file is silent
+
 # Often asked for, and not expressible: by what they have that the others lack.
 FOUR_NORMS = "a layer has a norm behind attention and MLP as well as before"
 BARE_NORM = "its LayerNorm has no bias"
@@ -83,7 +89,10 @@ def _known(config: Mapping[str, Any]) -> bool:
 def _read(config: Mapping[str, Any]) -> Fields:
     reader = Reader(config)
     reader.require_off()
-    fields = {"name": reader.model_type} | ARCHITECTURES[reader.model_type](reader)
+    fields: Fields = {"name": reader.model_type} | ARCHITECTURES[reader.model_type](reader)
+    for field, keys in DROPOUTS.items():
+        if rate := reader.rate(keys, DEFAULT_DROPOUT.get(reader.model_type, 0.0)):
+            fields[field] = rate
     reader.require_understood()
     return fields | ({"notes": tuple(reader.notes)} if reader.notes else {})
 

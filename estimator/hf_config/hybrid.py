@@ -101,7 +101,7 @@ def _nemotron_h(reader: Reader) -> Fields:
 
 NEMOTRON_HARMLESS = (
     "expand", "head_dim", "attention_head_dim", "mamba_hidden_act", "mlp_hidden_act", "mamba_ssm_cache_dtype",
-    "layer_norm_epsilon", "norm_eps", "hidden_dropout", "num_logits_to_keep", "rescale_prenorm_residual",
+    "layer_norm_epsilon", "norm_eps", "num_logits_to_keep", "rescale_prenorm_residual",
     "residual_in_fp32", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
     "use_mamba_kernels", "moe_shared_expert_overlap",
 )  # fmt: skip

@@ -14,7 +14,7 @@ def _gpt2(reader: Reader) -> Fields:
         raise ValueError(f"n_embd ({hidden}) must be divisible by n_head ({num_heads}); give another of the two")
     reader.require("scale_attn_by_inverse_layer_idx", None, False)
     reader.require("reorder_and_upcast_attn", None, False)
-    reader.skip("activation_function", "n_ctx", "layer_norm_epsilon", "scale_attn_weights", *DROPOUTS, *SUMMARY)
+    reader.skip("activation_function", "n_ctx", "layer_norm_epsilon", "scale_attn_weights", "embd_pdrop", *SUMMARY)
     return {
         "num_layers": reader.within("n_layer", 1, MAX_LAYERS),
         "hidden": hidden,
@@ -31,7 +31,6 @@ def _gpt2(reader: Reader) -> Fields:
 BIASED: Fields = {
     "gated_mlp": False, "norm": "layer", "attention_bias": True, "attention_output_bias": True, "mlp_bias": True,
 }  # fmt: skip
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
 
 
@@ -39,7 +38,7 @@ def _gpt_neox(reader: Reader) -> Fields:
     """Attention first, then the MLP: the layers of both at once have a norm for each, which is not modelled."""
     reader.require("use_parallel_residual", False)
     reader.require("attention_bias", None, True)
-    reader.skip("hidden_dropout", "classifier_dropout", "layer_norm_eps", "rotary_pct", "rotary_emb_base")
+    reader.skip("classifier_dropout", "layer_norm_eps", "rotary_pct", "rotary_emb_base")
     num_heads = reader.integer("num_attention_heads")
     return {
         "num_layers": num_layers_of(reader),
@@ -60,7 +59,7 @@ def _falcon(reader: Reader) -> Fields:
     reader.require("num_ln_in_parallel_attn", None, 1)
     one_kv_head = reader.boolean("multi_query", True)
     reader.require("apply_residual_connection_post_layernorm", None, False)
-    reader.skip("num_kv_heads", "layer_norm_epsilon", "hidden_dropout", "activation")
+    reader.skip("num_kv_heads", "layer_norm_epsilon", "activation")
     num_heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     return {
         "num_layers": num_layers_of(reader),

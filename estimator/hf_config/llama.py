@@ -40,7 +40,7 @@ def _experts(reader: Reader, number: str, ffn: int) -> Fields:
 
 def _phi3(reader: Reader) -> Fields:
     reader.require("attention_bias", None, False)
-    reader.skip("original_max_position_embeddings", "resid_pdrop", "embd_pdrop")
+    reader.skip("original_max_position_embeddings", "embd_pdrop")
     fields = sizes(reader) | {"head_dim": head_dim(reader)}
     return arrange(fields, windowed(reader, fields["num_layers"]))
 

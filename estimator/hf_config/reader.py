@@ -22,7 +22,7 @@ HARMLESS = frozenset(
     "prefix id2label label2id num_labels task_specific_params "
     # numbers in the arithmetic: activation function, rotary angles, scales, initial values, regularisation
     "hidden_act initializer_range rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters "
-    "rope_interleave attention_dropout norm_topk_prob routed_scaling_factor scoring_func seq_aux aux_loss_alpha "
+    "rope_interleave norm_topk_prob routed_scaling_factor scoring_func seq_aux aux_loss_alpha "
     "router_aux_loss_coef router_jitter_noise partial_rotary_factor "
     # how it is stored, split or returned; precision is the strategy's business
     "torch_dtype dtype quantization_config pretraining_tp ep_size use_cache use_bfloat16 torchscript return_dict "
@@ -96,6 +96,16 @@ class Reader:
         if not isinstance(value, bool):
             raise ValueError(f"{key} must be true or false, but got {shown(value)}")
         return value
+
+    def rate(self, keys: Iterable[str], default: float) -> float:
+        """A dropout rate from 0 to below 1, under the first of its keys that the file has."""
+        for key in keys:
+            if (value := self.raw(key)) is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"{key} must be at least 0 and below 1, but got {shown(value)}")
+            return float(value)
+        return default
 
     def within(self, key: str, least: int, most: int, default: int | None = None) -> int:
         """An integer from `least` to `most`."""

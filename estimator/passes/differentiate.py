@@ -17,6 +17,7 @@ BACKWARD_TRAFFIC = {
     OpKind.ACTIVATION: 1.5,
     OpKind.SOFTMAX: 1.5,
     OpKind.ROPE: 1.0,
+    OpKind.DROPOUT: 1.0,  # the mask is read in place of being written
     OpKind.ELEMENTWISE: 1.0,
     OpKind.PERMUTE: 1.0,
     OpKind.QUANTIZE: 1.0,
@@ -50,11 +51,12 @@ def differentiate(graph: OpGraph) -> OpGraph:
 
 def _with_gradients(block: Block) -> Block:
     inside = {name for op in block.ops if op.rides and op.kind is OpKind.NORM for name in op.held}
-    return block.with_ops((*block.ops, *(g for op in reversed(block.ops) for g in _gradients(op, inside))))
+    dropped = {name for op in block.ops if op.kind is OpKind.DROPOUT for name in op.held}
+    return block.with_ops((*block.ops, *(g for op in reversed(block.ops) for g in _gradients(op, inside, dropped))))
 
 
-def _gradients(op: Op, inside: set[str]) -> Iterator[Op]:
-    """`inside`: sums whose norm is part of the kernel that adds them up."""
+def _gradients(op: Op, inside: set[str], dropped: set[str]) -> Iterator[Op]:
+    """`inside`: sums whose norm is part of the kernel that adds them up; `dropped`: what dropout hands on to a sum."""
     if op.kind is OpKind.COLLECTIVE:
         yield from _dual(op)
         return
@@ -64,7 +66,7 @@ def _gradients(op: Op, inside: set[str]) -> Iterator[Op]:
     if op.kind is OpKind.ELEMENTWISE and inside.intersection(op.outputs):
         # The norm's kernel adds the gradient of the stream, which it reads, to what it writes.
         back = back.but(rides=True, held=frozenset((op.inputs[0], *op.outputs)))
-    elif op.kind is OpKind.ELEMENTWISE and op.rides:
+    elif op.kind is OpKind.ELEMENTWISE and op.rides and not dropped.intersection(op.held):
         # Rows on their way back and what they are added to have the gradient of the sum.
         back = back.but(rides=True, held=frozenset((*op.inputs, *op.outputs)))
     if op.detached and op.kind is not OpKind.MATMUL:

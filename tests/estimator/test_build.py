@@ -38,8 +38,9 @@ def test_a_llama_layer_keeps_16h_8f_and_attention_as_hugging_face_writes_it(name
 def test_a_gpt_layer_keeps_korthikantis_bytes_less_the_dropout():
     """Of sbh(34 + 5as/h), arXiv:2205.05198, Eq. 1, dropout takes 2 sbh of masks, and 3 as^2b in the core.
 
-    Masks after attention and MLP; a mask of one byte and an output of two in the core. Dropout is not modelled, so 32
-    sbh and 2as^2b stay; beside them 4 bytes of statistics per norm and token, which the paper neglects.
+    Masks after attention and MLP; a mask of one byte and an output of two in the core. Without dropout 32 sbh and
+    2as^2b stay (with it: test_dropout.py); beside them 4 bytes of statistics per norm and token, which the paper
+    neglects.
     """
     h, a = GPT.hidden, GPT.num_heads
     kept = saved(GPT, BlockKind.DENSE, Strategy(fusion=frozenset({Fusion.FUSED_NORM})))

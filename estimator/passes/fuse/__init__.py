@@ -9,8 +9,8 @@ from estimator.graph import Block, OpGraph
 from estimator.passes.fuse.attention import flash_attention
 from estimator.passes.fuse.loss import LOSS_CHUNKS, fused_loss
 from estimator.passes.fuse.merge import fused_gate_up, fused_mla_projections, fused_qkv, fused_rope
-from estimator.passes.fuse.ride import fused_permute, fused_residual_norm
-from estimator.passes.fuse.streams import fused_activation, fused_norm, fused_router
+from estimator.passes.fuse.ride import fused_dropout, fused_permute, fused_residual_norm
+from estimator.passes.fuse.streams import fused_activation, fused_norm, fused_router, fused_softmax
 from estimator.strategy import Fusion
 
 __all__ = ["LOSS_CHUNKS", "RULES", "fuse"]
@@ -27,6 +27,8 @@ RULES: Mapping[Fusion, Callable[[Block], Block]] = MappingProxyType(
         Fusion.FUSED_ROPE: fused_rope,
         Fusion.FUSED_RESIDUAL_NORM: fused_residual_norm,
         Fusion.FUSED_PERMUTE: fused_permute,
+        Fusion.FUSED_DROPOUT: fused_dropout,
+        Fusion.FUSED_SOFTMAX: fused_softmax,
         Fusion.FUSED_ROUTER: fused_router,
     }
 )

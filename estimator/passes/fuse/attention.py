@@ -10,9 +10,10 @@ __all__ = ["flash_attention"]
 
 
 def flash_attention(block: Block) -> Block:
-    """Scores, softmax and context become one kernel (Dao 2023, arXiv:2307.08691).
+    """Scores, softmax, dropout and context become one kernel (Dao 2023, arXiv:2307.08691).
 
-    It keeps q, k, v, the output and a log-sum-exp per row and head.
+    It keeps q, k, v, the output and a log-sum-exp per row and head; a mask is drawn again from the same random numbers.
+    Ignores the time that drawing them takes.
     """
     ops = {op.kind: op for op in block.ops}
     if OpKind.SCORES not in ops:
@@ -29,6 +30,9 @@ def flash_attention(block: Block) -> Block:
         outputs=(out,), 
         saves=(*(Save(name, act) for name in inputs), Save(out, Role.ATTENTION_OUTPUT), Save(lse, Role.FULL), *chosen),
     )  # fmt: skip
-    gone = {OpKind.SCORES, OpKind.SOFTMAX}
-    kept = tuple(fused if op.kind is OpKind.CONTEXT else op for op in block.ops if op.kind not in gone)
+    kept = tuple(
+        fused if op is context else op
+        for op in block.ops
+        if op.kind not in {OpKind.SCORES, OpKind.SOFTMAX} and context.inputs[0] not in op.outputs
+    )
     return block.with_ops(kept, {lse: Tensor((batch, query, heads), Role.FULL)})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from estimator.graph import Block
 from estimator.op import Component, Op, OpKind
 from estimator.passes.fuse.streams import one_pass
 from estimator.precision import Role
 
-__all__ = ["fused_permute", "fused_residual_norm"]
+__all__ = ["fused_dropout", "fused_permute", "fused_residual_norm"]
 
 
 def fused_residual_norm(block: Block) -> Block:
@@ -23,6 +25,20 @@ def fused_residual_norm(block: Block) -> Block:
             return op
         sums.discard(op.inputs[0])  # a second norm of the same sum is a kernel of its own
         return one_pass(op).but(rides=True, held=frozenset(op.inputs))
+
+    return block.with_ops(tuple([change(op) for op in block.ops]))
+
+
+def fused_dropout(block: Block) -> Block:
+    """Dropout inside the addition to the residual stream, so that only a mask is written (bias_dropout_fusion)."""
+    inside = {
+        before.outputs[0] for before, op in pairwise(block.ops)
+        if before.kind is OpKind.DROPOUT and op.kind is OpKind.ELEMENTWISE and before.outputs[0] in op.inputs
+    }  # fmt: skip
+
+    def change(op: Op) -> Op:
+        held = inside.intersection((*op.inputs, *op.outputs))
+        return op.but(rides=op.kind is OpKind.ELEMENTWISE, held=held) if held else op
 
     return block.with_ops(tuple([change(op) for op in block.ops]))
 

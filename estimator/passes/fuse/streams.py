@@ -6,7 +6,7 @@ from estimator.graph import Block
 from estimator.op import Component, Op, OpKind
 from estimator.precision import Role
 
-__all__ = ["fused_activation", "fused_norm", "fused_router", "one_pass"]
+__all__ = ["fused_activation", "fused_norm", "fused_router", "fused_softmax", "one_pass"]
 
 
 def fused_norm(block: Block) -> Block:
@@ -23,6 +23,11 @@ def one_pass(norm: Op) -> Op:
 def fused_router(block: Block) -> Block:
     """Scores, choice of experts and their weights in one pass over the router's logits."""
     return block.with_ops(tuple(op.but(passes=1.0) if _chooses_experts(op) else op for op in block.ops))
+
+
+def fused_softmax(block: Block) -> Block:
+    """Scale, mask and softmax of written scores in one pass (Megatron-LM's masked_softmax_fusion)."""
+    return block.with_ops(tuple(op.but(passes=1.0) if op.kind is OpKind.SOFTMAX else op for op in block.ops))
 
 
 def _chooses_experts(op: Op) -> bool:
