@@ -203,7 +203,33 @@ def test_an_assumption_is_listed_once_however_often_it_is_used() -> None:
 
 def test_a_full_row_assumes_only_what_has_no_column() -> None:
     heads = [line.split(":")[0] for line in _of().assumed if not line.startswith("system")]
-    assert heads == ["norm and biases", "overlap_pp=0", "fused_loss=0", "software=eager_2022"]
+    kernels = "fusion has fused_dropout, fused_gate_up, fused_qkv, fused_softmax"
+    assert heads == ["norm and biases", "overlap_pp=0", kernels, "software=eager_2022"]
+
+
+@pytest.mark.parametrize(("framework", "arch", "rate"), [
+    ("megatron-lm", "gpt", 0.1), ("megatron-deepspeed", "gpt", 0.1), ("megatron-lm", "llama", 0.0),
+    ("llm-foundry", "gpt", 0.0),
+])  # fmt: skip
+def test_gpt_stacks_that_have_dropout_unless_told_otherwise_are_taken_to_have_it(framework, arch, rate):
+    model = _of(framework=framework, arch=arch).model
+    assert (model.attention_dropout, model.hidden_dropout) == (rate, rate)
+
+
+@pytest.mark.parametrize(("framework", "told", "recipe"), [
+    ("megatron-bridge", "", "bf16_grads"), ("nemo/megatron-core", "", "bf16_grads"), ("megatron-lm", "", "bf16"),
+    ("megatron-bridge", "fp32", "bf16"),
+])  # fmt: skip
+def test_presets_that_reduce_gradients_in_bf16_do_so_where_the_row_is_silent(framework, told, recipe):
+    assert _of(framework=framework, grad_accum_dtype=told, precision="bf16").strategy.precision == recipe
+
+
+@pytest.mark.parametrize(("graph", "told", "pairs"), [
+    ("full_iteration", "", 1), ("full_iteration", "0", 0), ("none", "", 0),
+])  # fmt: skip
+def test_ep_overlap_goes_with_graphs_of_whole_iterations_where_nothing_is_said(graph, told, pairs):
+    moe = {"arch": "moe-mixtral", "experts": "8", "top_k": "2", "ep": "4", "moe_ffn": "1024"}
+    assert _of(**moe, cuda_graph=graph, ep_overlap=told).strategy.overlap.ep == pairs
 
 
 @pytest.mark.parametrize(
