@@ -43,7 +43,9 @@ def in_pieces(b, name, num):
     """Pieces fill one another's waves; each reads its operands, all weights among them."""
     op = named(b, name)
     m, k, n = (d.size for d in op.dims)
-    memory_s = num * 2.0 * (m / num * k + k * n + m / num * n) / (SYSTEM.chip.hbm_bytes_per_s * SYSTEM.chip.hbm_efficiency)
+    memory_s = (
+        num * 2.0 * (m / num * k + k * n + m / num * n) / (SYSTEM.chip.hbm_bytes_per_s * SYSTEM.chip.hbm_efficiency)
+    )
     return max(gemm(b, name), memory_s)
 
 
