@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from capture.device import Device, clock, torch_dtype
 from capture.measure_plan import STREAMS, Attention, Pilot, Plan, Product, Stream, Traffic, width
 from capture.ranks import BACKENDS, agreed, in_ranks
-from capture.samples import Load, Sample, sampled
+from capture.samples import Load, Sample, await_quiet, sampled
 from hardware.units import US
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class Measured:
 
 
 def pilot(device: Device, dtypes: Sequence[str]) -> Pilot:
-    """A glance at how fast the device is, on sizes that take milliseconds."""
+    """A glance at how fast the device is, on sizes that take milliseconds, once others leave it alone."""
     tell = clock(device.kind)
+    await_quiet()
     size = 1024 if device.kind == "cpu" else 4096
     flops = {}
     for name in dtypes:

@@ -5,7 +5,6 @@ Opens torch, which comes with an extra: without it a ValueError says what to ins
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from capture.installed import require_installed
 from hardware.catalog import chip, chip_names
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def open_device(wanted: str, ranks: int | None) -> Device:
 
     `ranks`: one for each GPU, or one on a CPU, where it is None.
     """
-    _require_torch()
+    require_installed("search measure", "torch")
     import torch
 
     if wanted not in KINDS:
@@ -78,11 +78,6 @@ def open_device(wanted: str, ranks: int | None) -> Device:
     if wanted == "cpu" or not torch.cuda.is_available():
         return _cpu(ranks or 1)
     return _cuda(ranks or torch.cuda.device_count())
-
-
-def _require_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise ValueError("measuring needs torch, which is not installed; pip install 'trainspace[capture]'")
 
 
 def _cpu(ranks: int) -> Device:

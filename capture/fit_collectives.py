@@ -55,8 +55,9 @@ def fit_collectives(table: OpTable, chip: ChipSpec, wire_bytes_per_s: float, tie
         for n in np.unique(ranks[kind == i]):
             here = (kind == i) & (ranks == n)
             terms[:, here] = np.array(_terms(KINDS[name], n, chip))[:, None]
-    one_size = len(np.unique(ranks)) == 1  # then whole groups cannot be held out
-    used, out = nbytes >= LEAST_BYTES, held_out(kind, ranks, nbytes, apart=one_size)
+    used, out = nbytes >= LEAST_BYTES, held_out(kind, ranks, nbytes)
+    if len(np.unique(kind[used & ~out])) < len(np.unique(kind[used])):  # groups are too few to hold out whole ones
+        out = held_out(kind, ranks, nbytes, apart=True)
     hop_us = _hop_us(nbytes, seconds, terms, out)
 
     def predict(at: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -5,11 +5,11 @@ Imports PyTorch and transformers only when called, and says which extra brings t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capture.installed import require_installed
 from estimator.captured import CapturedModel
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def capture_records(
 def _recorded(
     path: str | Path, phase: str, num_layers: int | None, trust_remote_code: bool
 ) -> tuple[Recording, str, tuple[str, ...]]:  # fmt: skip
-    _check_installed()
+    require_installed("capture", *NEEDS)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of a capture is on the hub
     from capture.architecture import read_architecture
     from capture.fake import record
@@ -60,10 +60,3 @@ def _recorded(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return recording, architecture.name, architecture.notes
-
-
-def _check_installed() -> None:
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        remedy = "pip install 'trainspace[capture]'"
-        raise ValueError(f"capture needs {' and '.join(missing)}, which this installation lacks; {remedy}")

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LEAST_S", "MOST_OTHERS", "MOST_SPREAD", "REPEATS", "Load", "Sample", "others_share", "sampled"]
+__all__ = [
+    "LEAST_S",
+    "MOST_OTHERS",
+    "MOST_SPREAD",
+    "REPEATS",
+    "Load",
+    "Sample",
+    "await_quiet",
+    "others_share",
+    "sampled",
+]
 
 REPEATS = 5
 LEAST_S = 0.02  # of a repeat: thousands of ticks of any clock, and two of the jiffies that tell who computed
@@ -97,12 +107,12 @@ def sampled(
         if agree(int(best.trusted)):
             break
         if best.others > MOST_OTHERS:
-            _await_quiet(load, sleep)
+            await_quiet(load, sleep)
     assert best is not None
     return best
 
 
-def _await_quiet(load: Callable[[], Load | None], sleep: Callable[[float], None]) -> None:
+def await_quiet(load: Callable[[], Load | None] = Load.now, sleep: Callable[[float], None] = time.sleep) -> None:
     """Waits until others leave the machine alone, with limited patience."""
     for _ in range(int(PATIENCE_S / GLANCE_S)):
         before = load()
