@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from capture.device import Device, clock, torch_dtype
 from capture.measure_plan import STREAMS, Attention, Pilot, Plan, Product, Stream, Traffic, width
 from capture.ranks import BACKENDS, agreed, in_ranks
-from capture.samples import Load, Sample, await_quiet, sampled
+from capture.samples import PATIENCE_S, Load, Patience, Sample, sampled
 from hardware.units import US
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ HEADERS = {
 Row = tuple[object, ...]
 WAYS = FORWARD, BACKWARD = "forward", "backward"
 POOL = 2**16 + 1  # numbers; odd, so that rows of operands differ
-ENDING_S = 2.0  # in which ranks end; an assumption
+PATIENT = 0.2  # of the budget, for waiting until others leave the machine alone; an assumption
+ENDING_S = 3.0  # in which ranks end; an assumption
+LAST_S = 1.0  # of the last sample; an assumption
 GRACE_S = 60.0  # beyond a plan's seconds, before ranks that do not answer are given up
 
 
@@ -69,7 +71,7 @@ class Measured:
 def pilot(device: Device, dtypes: Sequence[str]) -> Pilot:
     """A glance at how fast the device is, on sizes that take milliseconds, once others leave it alone."""
     tell = clock(device.kind)
-    await_quiet()
+    Patience(left_s=PATIENCE_S).wait()
     size = 1024 if device.kind == "cpu" else 4096
     flops = {}
     for name in dtypes:
@@ -92,24 +94,23 @@ def _glance(run: Callable[[], object], tell: Callable[[Callable[[], object], int
 
 def measure(device: Device, plan: Plan) -> Measured:
     """Everything in the plan, or as much of it as its seconds allow."""
-    start = time.monotonic()
-    computing_s = plan.seconds - plan.talking_s
+    start = time.time()
+    until = start + plan.seconds
     if device.ranks == 1:
-        found = _operators(None, device, plan, computing_s)
+        found = _operators(None, device, plan, until - plan.talking_s)
     else:  # all ranks at once, as they train
         found = in_ranks(
-            _operators, device, plan, computing_s, ranks=device.ranks, kind=device.kind, threads=device.threads,
-            limit_s=plan.seconds + GRACE_S,
+            _operators, device, plan, until - plan.talking_s - ENDING_S, ranks=device.ranks, kind=device.kind,
+            threads=device.threads, limit_s=plan.seconds + GRACE_S,
         )  # fmt: skip
     if plan.traffic:
         ranks = max(t.ranks for t in plan.traffic)
         threads = max(1, device.threads * device.ranks // ranks)
-        left = plan.seconds - (time.monotonic() - start)
         found.merge(
-            in_ranks(_collectives, device, plan, time.time() + left, ranks=ranks, kind=device.kind, threads=threads,
-                     limit_s=left + GRACE_S)
+            in_ranks(_collectives, device, plan, until - ENDING_S, ranks=ranks, kind=device.kind, threads=threads,
+                     limit_s=until - time.time() + GRACE_S)
         )  # fmt: skip
-    found.took_s = time.monotonic() - start
+    found.took_s = time.time() - start
     return found
 
 
@@ -142,15 +143,15 @@ def _rounds(
                 found.distrusted[job.table] = found.distrusted.get(job.table, 0) + 1
 
 
-def _operators(rank: int | None, device: Device, plan: Plan, seconds: float) -> Measured:
-    """Products, attention and streams in turns, so that a budget that ends early leaves some of each."""
-    found, ends = Measured(), time.monotonic() + seconds
-    agree = agreed(rank)
-    take = partial(sampled, clock=clock(device.kind), load=partial(Load.now, device.ranks), agree=agree)
+def _operators(rank: int | None, device: Device, plan: Plan, until: float) -> Measured:
+    """Products, attention and streams in turns until a time of day, so that an early end leaves some of each."""
+    found, agree = Measured(), agreed(rank)
+    patience = Patience(left_s=PATIENT * plan.seconds, load=partial(Load.now, device.ranks))
+    take = partial(sampled, clock=clock(device.kind), patience=patience, agree=agree)
     jobs = [
         job for item in _in_turns(plan.products, plan.attentions, plan.streams) for job in _jobs(item, device)
     ]  # fmt: skip
-    _rounds(jobs, found, take, lambda: bool(agree(int(time.monotonic() > ends))), agree)
+    _rounds(jobs, found, take, partial(_past, until - LAST_S, agree), agree)
     return found
 
 
@@ -172,29 +173,29 @@ def _collectives(rank: int, device: Device, plan: Plan, until: float) -> Measure
     """Collectives of growing groups, until a time of day; ranks that are in none wait."""
     import torch.distributed as dist
 
-    found, ends = Measured(), time.monotonic() + (until - time.time()) - ENDING_S
-    everyone = agreed(rank)
+    found, everyone = Measured(), agreed(rank)
     sizes = sorted({t.ranks for t in plan.traffic})
     for n in sizes:
         group = dist.new_group(list(range(n)))
         mine = [t for t in plan.traffic if t.ranks == n]
-        share = ends if n == sizes[-1] else time.monotonic() + (ends - time.monotonic()) / (len(sizes) - sizes.index(n))
+        ends = time.time() + (until - LAST_S - time.time()) / (len(sizes) - sizes.index(n))
         if rank < n:
             supported = [t for t in mine if _supported(t, rank, group, device.kind, found)]
             agree = agreed(rank, group)
-            take = partial(sampled, clock=clock(device.kind), load=partial(Load.now, n), agree=agree)
+            patience = Patience(left_s=PATIENT * plan.talking_s, load=partial(Load.now, n))
+            take = partial(sampled, clock=clock(device.kind), patience=patience, agree=agree)
             jobs = [
                 _Job(table="collectives", prepare=partial(_traffic, t, rank, group, device.kind),
                      row=partial(_traffic_row, t, device))
                 for t in supported
             ]  # fmt: skip
-            _rounds(jobs, found, take, partial(_past, share, agree), agree)
+            _rounds(jobs, found, take, partial(_past, ends, agree), agree)
         everyone(0)
     return found
 
 
 def _past(ends: float, agree: Callable[[int], int]) -> bool:
-    return bool(agree(int(time.monotonic() > ends)))
+    return bool(agree(int(time.time() > ends)))
 
 
 def _supported(t: Traffic, rank: int, group: Any, kind: str, found: Measured) -> bool:  # noqa: ANN401 - of torch

@@ -62,6 +62,11 @@ def _joined(found: Calibration, date: str) -> dict[str, Any]:
     fields = link_fields(found)
     if found.spec is None:
         wire, ranks = _own_tier(found, fields, date), found.about.ranks if found.about else 1
+        if ranks > 1 and not fields:
+            raise ValueError(
+                f"{found.name}: a system of {ranks} ranks needs collectives, but too few were measured to fit them; "
+                f"run search measure with more --seconds, or with --ranks 1"
+            )
         return {"num_chips": ranks, "chips_per_node": ranks, "tiers": [wire]}
     names = usual_clusters(found.name)
     usual = cluster(names[0]) if names else cluster("dgx_h100")

@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 SHARES = {"gemm": 0.4, "attention": 0.3, "streams": 0.1, "collectives": 0.2}
 """Of the budget. Products first: most of a step's seconds are theirs."""
-START_S = {"cpu": 8.0, "cuda": 20.0}  # of a group of processes, until it can talk; an assumption
+START_S = {"cpu": 12.0, "cuda": 25.0}  # of a group of processes, until it can talk, and its end; an assumption
 RETRIED = 1.4  # samples that are taken again, as a factor; an assumption
 WARM_UP = 3  # calls before a sample's repeats
 LARGEST = 0.03  # of a kind's seconds that one shape may take

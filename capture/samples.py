@@ -20,7 +20,7 @@ __all__ = [
     "REPEATS",
     "Load",
     "Sample",
-    "await_quiet",
+    "Patience",
     "others_share",
     "sampled",
 ]
@@ -30,7 +30,7 @@ LEAST_S = 0.02  # of a repeat: thousands of ticks of any clock, and two of the j
 TRIES = 2
 MOST_OTHERS = 0.1  # of the machine's cores that others may have used; an assumption: medians stand a tenth
 MOST_SPREAD = 0.2  # of the middle half of repeats around their median; an assumption
-PATIENCE_S = 4.0  # for which a sample waits for others to end; an assumption
+PATIENCE_S = 4.0  # for which a sample waits for others to end, at most; an assumption
 GLANCE_S = 0.2  # 20 jiffies a core
 PROC_STAT = "/proc/stat"
 IDLE = (3, 4)  # idle and iowait of its columns: proc(5)
@@ -85,10 +85,27 @@ class Sample:
         return self.spread <= MOST_SPREAD and self.others <= MOST_OTHERS
 
 
+@dataclass(slots=True, kw_only=True)
+class Patience:
+    """Seconds that are left for waiting until others leave the machine alone."""
+
+    left_s: float
+    load: Callable[[], Load | None] = Load.now
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self) -> None:
+        """Until others are quiet, four seconds at most, and none once patience is at its end."""
+        for _ in range(int(min(PATIENCE_S, self.left_s) / GLANCE_S)):
+            before = self.load()
+            self.sleep(GLANCE_S)
+            self.left_s -= GLANCE_S
+            if others_share(before, self.load()) <= MOST_OTHERS:
+                return
+
+
 def sampled(
-    run: Callable[[], object], clock: Callable[[Callable[[], object], int], float], *,
-    load: Callable[[], Load | None] = Load.now, agree: Callable[[int], int] = int, least_s: float = LEAST_S,
-    sleep: Callable[[float], None] = time.sleep,
+    run: Callable[[], object], clock: Callable[[Callable[[], object], int], float], patience: Patience, *,
+    agree: Callable[[int], int] = int, least_s: float = LEAST_S,
 ) -> Sample:  # fmt: skip
     """Times `run`, and once more where that cannot be trusted: the better of the two.
 
@@ -98,24 +115,17 @@ def sampled(
     calls = max(1, agree(int(least_s / max(clock(run, 1), 1e-9)) + 1))
     best: Sample | None = None
     for _ in range(TRIES):
-        before = load()
+        before = patience.load()
         repeats = np.array([clock(run, calls) / calls for _ in range(REPEATS)])
         low, middle, high = np.quantile(repeats, (0.25, 0.5, 0.75))
-        sample = Sample(seconds=float(middle), spread=float((high - low) / middle), others=others_share(before, load()))
+        sample = Sample(
+            seconds=float(middle), spread=float((high - low) / middle), others=others_share(before, patience.load())
+        )
         if best is None or (sample.others, sample.spread) < (best.others, best.spread) or sample.trusted:
             best = sample
         if agree(int(best.trusted)):
             break
         if best.others > MOST_OTHERS:
-            await_quiet(load, sleep)
+            patience.wait()
     assert best is not None
     return best
-
-
-def await_quiet(load: Callable[[], Load | None] = Load.now, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Waits until others leave the machine alone, with limited patience."""
-    for _ in range(int(PATIENCE_S / GLANCE_S)):
-        before = load()
-        sleep(GLANCE_S)
-        if others_share(before, load()) <= MOST_OTHERS:
-            return

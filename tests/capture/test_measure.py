@@ -17,7 +17,7 @@ from capture.fits import Chip
 from capture.measure_plan import Pilot, make_plan
 from capture.measured_folder import read_folder, write_folder
 from capture.op_tables import read_table
-from capture.samples import MOST_OTHERS, Load, others_share, sampled
+from capture.samples import MOST_OTHERS, Load, Patience, others_share, sampled
 from capture.step import num_parameters
 from hardware.catalog import system_from_mapping
 from hardware.dtype import DType
@@ -90,23 +90,25 @@ def test_a_sample_is_the_median_of_repeats_that_agree():
         assert calls >= 1
         return next(times) * calls
 
-    found = sampled(lambda: None, clock, load=quiet_load)
+    found = sampled(lambda: None, clock, Patience(left_s=9.0, load=quiet_load))
     assert found.seconds == pytest.approx(0.010)
     assert found.trusted
 
 
 def test_repeats_that_differ_are_not_trusted():
     times = iter([0.01] * 2 + [0.01, 0.02, 0.03, 0.04, 0.05] * 2)
-    found = sampled(lambda: None, lambda run, calls: next(times) * calls, load=quiet_load)
+    found = sampled(lambda: None, lambda run, calls: next(times) * calls, Patience(left_s=9.0, load=quiet_load))
     assert not found.trusted
 
 
 def test_a_sample_beside_other_processes_is_taken_again_once_they_are_quiet_and_not_trusted_if_they_never_are():
     waits = []
-    found = sampled(lambda: None, steady, load=busy_machine(), sleep=waits.append)
+    patience = Patience(left_s=3.0, load=busy_machine(), sleep=waits.append)
+    found = sampled(lambda: None, steady, patience)
     assert found.others == pytest.approx(0.5)
     assert not found.trusted
-    assert sum(waits) > 1.0  # it waited before it took the sample again
+    assert sum(waits) == pytest.approx(3.0)  # it waited before it took the sample again, and has no patience left
+    assert patience.left_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_seconds_of_others_are_what_the_machine_was_busy_with_besides_ourselves():
@@ -225,6 +227,20 @@ def test_the_three_commands_end_in_a_system_that_a_space_takes(folder, tmp_path,
     told = json.loads(capsys.readouterr().out)
     assert told["price_sources"]["measured"] > 0.5
     assert [task.dtype for task in tasks(system)] == ["fp32"] * 3
+
+
+def test_ranks_that_train_together_need_a_link(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    about = json.loads((folder / "device.json").read_text())
+    about["device"]["ranks"] = 2
+    (folder / "device.json").write_text(json.dumps(about))
+    assert main(["calibrate", "--name", "two", "-o", "two.yaml"]) == 0
+    assert system_from_mapping(yaml.safe_load((tmp_path / "two.yaml").read_text())).num_chips == 2
+    (folder / "collectives_cpu.csv").unlink()
+    capsys.readouterr()
+    told = refused(capsys, ["calibrate", "--name", "two", "-o", "none.yaml"])
+    assert "a system of 2 ranks needs collectives" in told
+    assert not (tmp_path / "none.yaml").exists()
 
 
 def refused(capsys, words):
