@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from capture.device import Device, clock, torch_dtype
 from capture.measure_plan import STREAMS, Attention, Pilot, Plan, Product, Stream, Traffic, width
 from capture.ranks import BACKENDS, agreed, in_ranks
-from capture.samples import PATIENCE_S, Load, Patience, Sample, sampled
+from capture.samples import PATIENCE_S, Patience, Sample, sampled, watch
 from hardware.units import US
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Measured:
 def pilot(device: Device, dtypes: Sequence[str]) -> Pilot:
     """A glance at how fast the device is, on sizes that take milliseconds, once others leave it alone."""
     tell = clock(device.kind)
-    Patience(left_s=PATIENCE_S).wait()
+    Patience(left_s=PATIENCE_S, load=watch(device.kind, 1)).wait()
     size = 1024 if device.kind == "cpu" else 4096
     flops = {}
     for name in dtypes:
@@ -129,24 +129,24 @@ def _rounds(
 ) -> None:  # fmt: skip
     """Every job, then once more those whose samples could not be trusted: others may have left the machine by then."""
     again: list[_Job] = []
-    for number, round_of in enumerate((jobs, again)):
-        for job in round_of:
-            if over():
-                found.not_reached += 1 - number
-                lost = number
-            else:
-                trusted = agree(int(found.add(job.table, take(job.prepare()), job.row)))
-                lost = number and not trusted
-                if not number and not trusted:
-                    again.append(job)
-            if lost:
-                found.distrusted[job.table] = found.distrusted.get(job.table, 0) + 1
+
+    def trusted(job: _Job) -> bool:
+        return bool(agree(int(found.add(job.table, take(job.prepare()), job.row))))
+
+    for job in jobs:
+        if over():
+            found.not_reached += 1
+        elif not trusted(job):
+            again.append(job)
+    for job in again:
+        if over() or not trusted(job):
+            found.distrusted[job.table] = found.distrusted.get(job.table, 0) + 1
 
 
 def _operators(rank: int | None, device: Device, plan: Plan, until: float) -> Measured:
     """Products, attention and streams in turns until a time of day, so that an early end leaves some of each."""
     found, agree = Measured(), agreed(rank)
-    patience = Patience(left_s=PATIENT * plan.seconds, load=partial(Load.now, device.ranks))
+    patience = Patience(left_s=PATIENT * plan.seconds, load=watch(device.kind, device.ranks))
     take = partial(sampled, clock=clock(device.kind), patience=patience, agree=agree)
     jobs = [
         job for item in _in_turns(plan.products, plan.attentions, plan.streams) for job in _jobs(item, device)
@@ -180,14 +180,15 @@ def _collectives(rank: int, device: Device, plan: Plan, until: float) -> Measure
         mine = [t for t in plan.traffic if t.ranks == n]
         ends = time.time() + (until - LAST_S - time.time()) / (len(sizes) - sizes.index(n))
         if rank < n:
-            supported = [t for t in mine if _supported(t, rank, group, device.kind, found)]
+            had = _supported(mine, rank, group, device.kind, found)
             agree = agreed(rank, group)
-            patience = Patience(left_s=PATIENT * plan.talking_s, load=partial(Load.now, n))
+            patience = Patience(left_s=PATIENT * plan.talking_s, load=watch(device.kind, n))
             take = partial(sampled, clock=clock(device.kind), patience=patience, agree=agree)
             jobs = [
                 _Job(table="collectives", prepare=partial(_traffic, t, rank, group, device.kind),
                      row=partial(_traffic_row, t, device))
-                for t in supported
+                for t in mine
+                if t.collective in had
             ]  # fmt: skip
             _rounds(jobs, found, take, partial(_past, ends, agree), agree)
         everyone(0)
@@ -198,16 +199,18 @@ def _past(ends: float, agree: Callable[[int], int]) -> bool:
     return bool(agree(int(time.time() > ends)))
 
 
-def _supported(t: Traffic, rank: int, group: Any, kind: str, found: Measured) -> bool:  # noqa: ANN401 - of torch
-    """Whether the backend has a collective; every rank of the group is told the same."""
-    if any(text.startswith(f"{t.collective}:") for text in found.unsupported):
-        return False
-    try:
-        _traffic(t, rank, group, kind)()
-    except RuntimeError as error:
-        found.unsupported.append(f"{t.collective}: {str(error).splitlines()[0]}")
-        return False
-    return True
+def _supported(items: Sequence[Traffic], rank: int, group: Any, kind: str, found: Measured) -> set[str]:  # noqa: ANN401
+    """Collectives that the backend has, by trying the smallest; every rank of the group is told the same."""
+    smallest = {t.collective: t for t in sorted(items, key=lambda t: -t.nbytes)}
+    had = set()
+    for name, item in smallest.items():
+        try:
+            _traffic(item, rank, group, kind)()
+            had.add(name)
+        except RuntimeError as error:
+            text = f"{name}: {str(error).splitlines()[0]}"
+            found.unsupported += [] if text in found.unsupported else [text]
+    return had
 
 
 def _in_turns(*lists: Sequence[object]) -> Iterator[object]:

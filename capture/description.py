@@ -58,7 +58,7 @@ def description(found: Calibration, *, name: str, date: str) -> dict[str, Any]:
 
 
 def _joined(found: Calibration, date: str) -> dict[str, Any]:
-    """Chips and tiers: the usual cluster's, with the innermost link as fitted."""
+    """Chips and tiers: the usual cluster's, with the innermost link as fitted, of as many chips as were measured."""
     fields = link_fields(found)
     if found.spec is None:
         wire, ranks = _own_tier(found, fields, date), found.about.ranks if found.about else 1
@@ -75,7 +75,8 @@ def _joined(found: Calibration, date: str) -> dict[str, Any]:
         fit = found.of("collectives ")
         assert fit is not None
         tiers[0] |= _link(fields, provenance(fit, date))
-    return {"num_chips": usual.num_chips, "chips_per_node": usual.chips_per_node, "tiers": tiers}
+    num_chips = found.about.ranks if found.about else usual.num_chips
+    return {"num_chips": num_chips, "chips_per_node": usual.chips_per_node, "tiers": tiers}
 
 
 def _tier(tier: Tier) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,7 @@ __all__ = [
     "Patience",
     "others_share",
     "sampled",
+    "watch",
 ]
 
 REPEATS = 5
@@ -57,6 +59,15 @@ class Load:
         times = os.times()
         total, idle = sum(jiffies) * tick_s, sum(jiffies[i] for i in IDLE) * tick_s
         return cls(busy_s=total - idle, own_s=ranks * (times.user + times.system), total_s=total)
+
+
+def watch(kind: str, ranks: int) -> Callable[[], Load | None]:
+    """What tells of others beside `ranks` processes on a kind of device. A GPU does not mind what its host does."""
+    return partial(Load.now, ranks) if kind == "cpu" else _nobody_tells
+
+
+def _nobody_tells() -> None:
+    return None
 
 
 def others_share(before: Load | None, after: Load | None) -> float:

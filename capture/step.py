@@ -17,7 +17,7 @@ import numpy as np
 
 from capture.device import Device, torch_dtype
 from capture.ranks import agreed, in_ranks
-from capture.samples import Load, Sample, others_share
+from capture.samples import Sample, others_share, watch
 from estimator.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ def _steps(rank: int | None, task: Task, kind: str, ranks: int) -> Timed:
     for _ in range(WARM_UP):
         step()
     best: Timed | None = None
+    load = watch(kind, ranks)
     for _ in range(TRIES):
-        before = Load.now(ranks)
+        before = load()
         seconds = np.array([step() for _ in range(STEPS)])
-        others = others_share(before, Load.now(ranks))
+        others = others_share(before, load())
         low, middle, high = np.quantile(seconds.sum(axis=1), (0.25, 0.5, 0.75))
         sample = Sample(seconds=float(middle), spread=float((high - low) / middle), others=others)
         found = Timed(step=sample, parts=dict(zip(PARTS, map(float, np.median(seconds, axis=0)), strict=True)))

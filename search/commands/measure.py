@@ -69,13 +69,14 @@ def _text(device: Device, plan: Plan, found: Measured, folder: Path) -> str:
     lost = sum(found.distrusted.values())
     told = [f"measured {device.name} in {found.took_s:.0f} of {plan.seconds:.0f} s"]
     if lost:
-        told.append(f"{lost} samples are left out: the machine was busy, or repeats differed, three times in a row")
+        told.append(f"{lost} samples are left out: each time the machine was busy, or repeats differed")
     if found.not_reached:
         told.append(f"{found.not_reached} shapes were not reached in time")
     told += [f"not measured: {text}" for text in found.unsupported]
+    remedy = "measure again when the machine is quiet" if lost > found.not_reached else "give more --seconds"
     for table, needed in NEEDED.items():
         if _planned(plan)[table] and (have := len(found.rows.get(table, []))) < needed:
-            told.append(f"too few for a fit: {have} of {table}, where {needed} are needed; give more --seconds")
+            told.append(f"too few for a fit: {have} of {table}, where {needed} are needed; {remedy}")
     target = "" if str(folder) == DEFAULT_FOLDER else f" {folder}"
     told.append(f"next: search calibrate{target} --name my-cluster -o my-cluster.yaml")
     return "\n".join([*lines, "", *told, ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,12 @@ from capture.measured_folder import read_folder, write_folder
 from capture.op_tables import read_table
 from capture.samples import MOST_OTHERS, Load, Patience, others_share, sampled
 from capture.step import num_parameters
-from hardware.catalog import system_from_mapping
+from hardware.catalog import chip, system_from_mapping
 from hardware.dtype import DType
 from hardware.units import US
 from search.cli import main
 from search.commands.measure_check import tasks
+from tests.capture.tables import products
 
 PILOT = Pilot(flops_per_s={"fp32": 2e11, "bf16": 1e12}, attention_flops_per_s=1e11, bytes_per_s=3e10)
 BOX = Device(kind="cpu", name="cpu", hardware="Some Processor", in_catalog=False, ranks=1, threads=2, num_sms=1,
@@ -149,10 +151,10 @@ def gemm_rows():
 
 
 def attention_rows():
-    chip = Chip(name="cpu", num_sms=1, flops_per_s={"fp32": PEAK}, hbm_bytes_per_s=RATE)
+    box = Chip(name="cpu", num_sms=1, flops_per_s={"fp32": PEAK}, hbm_bytes_per_s=RATE)
     sizes = [(b, s, h, h, d) for b in (1, 2) for s in (256, 512, 1024, 2048) for h in (4, 8) for d in (64, 128)]
     once = attention_seconds(
-        *np.array(sizes, dtype=np.float64).T, chip=chip, flops_per_s=PEAK * SHARE, ramp_keys=100.0, tail=0.0,
+        *np.array(sizes, dtype=np.float64).T, chip=box, flops_per_s=PEAK * SHARE, ramp_keys=100.0, tail=0.0,
         kernel_s=0.0, bytes_per_s=1e15,
     )  # fmt: skip
     ways = {"forward": 1.0, "backward": BACKWARD_FLOPS * BACK}
@@ -227,6 +229,23 @@ def test_the_three_commands_end_in_a_system_that_a_space_takes(folder, tmp_path,
     told = json.loads(capsys.readouterr().out)
     assert told["price_sources"]["measured"] > 0.5
     assert [task.dtype for task in tasks(system)] == ["fp32"] * 3
+
+
+def test_a_gpu_that_the_catalogue_knows_keeps_its_peaks_and_has_as_many_chips_as_were_measured(tmp_path):
+    gpu = replace(BOX, kind="cuda", name="h100-80g-sxm", in_catalog=True, ranks=2, num_sms=132, memory_bytes=85e9)
+    products(tmp_path / "gemm_h100-80g-sxm.csv")
+    (tmp_path / "device.json").write_text(json.dumps({
+        "device": gpu.plain(), "date": "2026-12-01", "seconds": 9.0, "distrusted": {}, "unsupported": [],
+        "not_reached": 0,
+    }))  # fmt: skip
+    assert main(["calibrate", str(tmp_path), "-o", str(tmp_path / "mine.yaml")]) == 0
+    system = system_from_mapping(yaml.safe_load((tmp_path / "mine.yaml").read_text()))
+    known = chip("h100-80g-sxm")
+    assert system.num_chips == 2
+    assert system.chip.matrix_flops_per_s == known.matrix_flops_per_s
+    assert system.chip.hbm_bytes == known.hbm_bytes
+    assert "gemm_efficiency.bf16" in system.chip.measured
+    assert [task.dtype for task in tasks(system)] == ["bf16"] * 3
 
 
 def test_ranks_that_train_together_need_a_link(folder, tmp_path, capsys, monkeypatch):
