@@ -36,6 +36,7 @@ HALVES: Mapping[str, tuple[str, Callable[[Lift, int], str]]] = {
     "attention": ("attention", attention),
     "gated_delta_rule": ("linear", gated_delta_net),
     "mamba2_scan": ("mamba", mamba),
+    "mamba2_step": ("mamba", mamba),
     "_grouped_mm": ("mlp", experts),
     "": ("mlp", mlp),
 }  # what a branch contains -> how it is called and lifted
@@ -52,16 +53,14 @@ def canonicalise(
 def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown: bool = False) -> CapturedModel:
     """The same of a flow, which knows afterwards what op stands for which record."""
     recording, facts = flow.recording, Facts()
-    if recording.phase not in {"train", "prefill"}:
-        raise ValueError(f"{name}: phase {recording.phase} is recorded, but has no canonical graph yet; "
-                         "take train or prefill")  # fmt: skip
     sizes = _common_sizes(flow, name)
-    tokens = _tokens(flow)
+    keys = _tokens(flow)
+    tokens = 1 if recording.context else keys
     kinds = sorted({place.kind for place in recording.layers})
     blocks, unknown = [_embedding(flow, sizes, tokens)], list[str]()
     layer_of: dict[int, LayerSpec] = {}
     for kind in kinds:
-        block, layer, missing = _layer(flow, sizes, facts, tokens, kind, allow_unknown)
+        block, layer, missing = _layer(flow, sizes, facts, (tokens, keys), kind, allow_unknown)
         if layer in layer_of.values():
             raise ValueError(f"{name}: two kinds of layers both read as {layer.name!r}; what sets them apart has no "
                              "canonical form yet")  # fmt: skip
@@ -80,7 +79,7 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     origins = _origins(flow)
     chosen = 0 if model.indexer is None else model.indexer.top_k
     found = CapturedGraph(
-        graph=graph, chosen_keys=chosen, tokens=tokens, phase=recording.phase, digest="", origins=origins,
+        graph=graph, chosen_keys=chosen, tokens=keys, phase=recording.phase, digest="", origins=origins,
         unknown=tuple(unknown),
     )  # fmt: skip
     known = {f.name: getattr(model, f.name) for f in fields(ModelSpec)}
@@ -113,7 +112,10 @@ def _tokens(flow: Flow) -> int:
     """So many tokens that every recurrence has whole chunks, and that chosen keys are fewer than half of all."""
     options = [dict(record.arguments) for record in flow.records if record.op.startswith("capture.")]
     chosen = [flow.values[ref.value].shape[-1] for given in options if isinstance(ref := given.get("indices"), Ref)]
-    return lcm(*(int(given["chunk"]) for given in options if "state" in given), *(4 * number for number in chosen))
+    return lcm(
+        *(int(given["chunk"]) for given in options if {"chunk", "state"} <= given.keys()),
+        *(4 * number for number in chosen),
+    )
 
 
 def _look_up(flow: Flow, entry: int) -> Record:
@@ -134,7 +136,7 @@ def _embedding(flow: Flow, sizes: ModelSpec, tokens: int) -> Block:
 
 
 def _layer(
-    flow: Flow, sizes: ModelSpec, facts: Facts, tokens: int, kind: int, allow_unknown: bool
+    flow: Flow, sizes: ModelSpec, facts: Facts, lengths: tuple[int, int], kind: int, allow_unknown: bool
 ) -> tuple[Block, LayerSpec, list[str]]:  # fmt: skip
     """Branch by branch along the residual stream."""
     recording = flow.recording
@@ -142,7 +144,7 @@ def _layer(
     window, chunk = _mask(flow, flow.live([result], frozenset({recording.entry[kind], entry})))
     mask = LayerSpec(window=window, chunk=chunk)
     place = next(place.scope for place in recording.layers if place.kind == kind)
-    lift = Lift(flow, sizes, facts, place, tokens, mask)
+    lift = Lift(flow, sizes, facts, place, *lengths, mask)
     x = lift.w.tensor("x", lift.w.hidden)
     lift.names[entry] = x
     parts: list[str] = []
@@ -234,7 +236,7 @@ def _logits(flow: Flow) -> Any:  # noqa: ANN401 - a Product
 
 
 def _head(flow: Flow, sizes: ModelSpec, facts: Facts, tokens: int) -> Block:
-    lift = Lift(flow, sizes, facts, "head", tokens)
+    lift = Lift(flow, sizes, facts, "head", tokens, tokens)
     w, found = lift.w, _logits(flow)
     last = flow.strip(flow.recording.result[flow.recording.layers[-1].kind])
     lift.names[last] = w.tensor("x", w.hidden)
@@ -270,7 +272,8 @@ def _check_taken_up(flow: Flow) -> None:
     live = flow.live([flow.recording.output, *flow.recording.result.values()])
     for i in sorted(live - flow.claims.keys()):
         record = flow.records[i]
-        if flow.is_data(record.outputs[0]) and record.name not in SAME | PART | {"alias_of"}:
+        looked_through = record.name in SAME | PART | {"alias_of"} or i in flow.cached
+        if flow.is_data(record.outputs[0]) and not looked_through:
             raise flow.refused(record, "the result depends on it, but no op of the canonical graph stands for it")
 
 

@@ -58,12 +58,26 @@ class Flow:
         self.producer: dict[int, int] = {}
         self.sources: dict[int, Source] = {recording.ids: Source.DATA}
         self.claims: dict[int, str] = {}  # record -> the canonical op that takes it up
+        self.cached: set[int] = set()  # records that put what is new behind what a cache holds: looked through
         self.shared: dict[str, str] = {}  # op -> the op whose records it stands for as well
         for i, record in enumerate(self.records):
             source = Source.CONSTANT if record.name in EMPTY else self._strongest(record.inputs)
+            if record.name == "cat" and len([v for v in record.inputs if self._is_new(v)]) == 1 < len(record.inputs):
+                self.cached.add(i)
             for value in record.outputs:
                 self.producer[value] = i
                 self.sources[value] = source
+
+    def _is_new(self, value: int) -> bool:
+        """Whether this pass made it; a cache holds values that it did not, or none at all."""
+        return value in self.producer and self.values[value].elements > 0
+
+    def _behind(self, index: int, through: frozenset[str] = SAME) -> int | None:
+        """The value that a record is a view, a copy or a cached continuation of."""
+        record = self.records[index]
+        if index in self.cached:
+            return next(v for v in record.inputs if self._is_new(v))
+        return record.inputs[0] if record.name in through else None
 
     def _strongest(self, inputs: Iterable[int]) -> Source:
         found = {self.source(value) for value in inputs}
@@ -93,24 +107,16 @@ class Flow:
 
     def strip(self, value: int) -> int:
         """The value behind views, casts and copies."""
-        while (record := self.record_of(value)) is not None and record.name in SAME:
-            value = record.inputs[0]
-        return value
+        return self._walked(value, SAME)
 
     def root(self, value: int) -> int:
         """The value that this one is a view, a copy or a part of."""
-        while (record := self.record_of(value)) is not None and record.name in SAME | PART:
-            value = record.inputs[0]
-        return value
+        return self._walked(value, SAME | PART)
 
-    def part(self, value: int) -> tuple[int, tuple[int, ...]]:
-        """The root, and the shape of the part of it that the value is."""
-        shape = self.values[value].shape
-        while (record := self.record_of(value)) is not None and record.name in SAME | PART:
-            if record.name in PART:
-                shape = self.values[value].shape
-            value = record.inputs[0]
-        return value, shape
+    def _walked(self, value: int, through: frozenset[str]) -> int:
+        while (index := self.producer.get(value)) is not None and (behind := self._behind(index, through)) is not None:
+            value = behind
+        return value
 
     def made_by(self, value: int, *names: str) -> Record | None:
         """The record that made the value behind views and casts, if it is one of these."""
@@ -147,14 +153,16 @@ class Flow:
                 continue
             index = self.producer.get(at)
             record = self.records[index] if index is not None else None
-            if record is None or not (record.name in through or allowed(record)):
+            behind = None if index is None else self._behind(index, through)
+            if record is None or (behind is None and not allowed(record)):
                 if at not in found.leaves:
                     found.leaves.append(at)
                 continue
             assert index is not None
             found.records.append(index)
-            found.names.add(record.name)
-            todo = [*record.inputs[:1], *todo] if record.name in through else [*record.inputs, *todo]
+            if index not in self.cached:
+                found.names.add(record.name)
+            todo = [*(record.inputs if behind is None else (behind,)), *todo]
         return found
 
     def live(self, results: Sequence[int], stop: frozenset[int] = frozenset()) -> set[int]:

@@ -15,7 +15,7 @@ from capture.patterns import NormFound, Product, norm
 from estimator.build.writer import Writer
 from estimator.layers import LayerSpec
 from estimator.model import ModelSpec
-from estimator.op import Component, Dim
+from estimator.op import Axis, Component, Dim, Tensor
 from estimator.precision import Role
 
 __all__ = ["Facts", "Lift"]
@@ -44,6 +44,7 @@ class Lift:
     facts: Facts
     block: str
     tokens: int  # of the sequence that is written
+    keys: int  # that its tokens see at most
     layer: LayerSpec = field(default_factory=LayerSpec)
     names: dict[int, str] = field(default_factory=dict)
     w: Writer = field(init=False)
@@ -80,6 +81,20 @@ class Lift:
                                     f"{rows or self.rows} x {k.size:g} x {n.size:g}")  # fmt: skip
         self.claim(name, *found.records)
         return self.w.linear(name, x, k, n, component, bias=found.bias is not None, **options)
+
+    def seen(self) -> dict[str, Any]:
+        """Of a token behind a cache: as many keys as the cache holds, and all are seen: twice a causal half."""
+        return {"keys": float(self.keys), "visible": 2.0} if self.flow.recording.context else {}
+
+    def over_keys(self, *names: str) -> None:
+        """Behind a cache, these tensors have a row for every key, and the last op that made one works on as many."""
+        if not self.flow.recording.context:
+            return
+        w, keys = self.w, Dim(float(self.keys), Axis.KEY)
+        for name in names:
+            w.tensors[name] = Tensor((keys, *w.tensors[name].dims[1:]), w.tensors[name].role)
+        if w.ops[-1].dims and w.ops[-1].outputs == names:
+            w.ops[-1] = w.ops[-1].but(dims=(keys, *w.ops[-1].dims[1:]))
 
     def known(self, value: int) -> str | None:
         """The name of a value of the block, if it has one yet."""

@@ -102,7 +102,6 @@ def _chain(lift: Lift, value: int) -> _Chain:
             value = normed.x
             continue
         region = lift.need(rotation(flow, value), value, "rotation of queries or keys")
-        region.leaves = [leaf for leaf in region.leaves if leaf in flow.producer]  # what a cache holds was made before
         if not region.records or not region.leaves or flow.strip(region.leaves[0]) == flow.strip(value):
             raise lift.refuse(value, "is neither a product with a weight, a norm nor a rotation before attention")
         if region.names - SAME - PART:
@@ -145,12 +144,10 @@ def _grouped(lift: Lift, found: _Core, keys: _Chain, gate: int | None) -> tuple[
         else:
             names[name] = lift.linear(chain.products[0], f"attention.{name}_proj", x, w.hidden, dim, PART_OF)
     _steps(lift, {"q": (queries, q_dim), "k": (keys, kv_dim)}, names, found.qk)
-    for step in values.steps:
-        if not isinstance(step, Region) or step.names - SAME - PART - {"cat"}:
-            raise lift.refuse(found.value, "is no plain projection")
-        lift.claim("attention.scores", *step.records)  # values go through a cache
+    if values.steps:
+        raise lift.refuse(found.value, "is no plain projection")
     lift.traits["rope"] = queries.rotates
-    context = core(w, names["q"], names["k"], names["v"], qk=found.qk, value=found.v)
+    context = core(w, names["q"], names["k"], names["v"], qk=found.qk, value=found.v, **lift.seen())
     return (gated(w, context, gate_name, q_dim) if gate_name else context), q_dim
 
 
@@ -231,7 +228,9 @@ def _latent(lift: Lift, found: _Core, keys: _Chain) -> tuple[str, Dim]:
                    qk_rope_head_dim=kv_a.n - latent_norm.width, v_head_dim=found.v)  # fmt: skip
     lift.facts.tell("mla", spec, lift.block)
     _tell_heads(lift, found, found.v)
-    b = lift.linear(kv_b, "attention.kv_b_proj", latent, lora, heads(model, nope + found.v), PART_OF, modules=UP)
+    b = lift.linear(kv_b, "attention.kv_b_proj", latent, lora, heads(model, nope + found.v), PART_OF, modules=UP,
+                    rows=lift.rows + flow.recording.batch * flow.recording.context)  # fmt: skip
+    lift.over_keys(b)
     for name, chain in (("q_rope", queries), ("k_concat", keys), ("v_split", values)):
         for step in chain.steps:
             if not isinstance(step, Region):
@@ -244,7 +243,9 @@ def _latent(lift: Lift, found: _Core, keys: _Chain) -> tuple[str, Dim]:
     k, v = "", ""
     q = rope(w, "q", q, q_dim, UP)
     k, v = keys_and_values(w, b, a, q_dim, value)
-    return core(w, q, k, v, qk=found.qk, value=found.v, visible=share, selects=share is not None), value
+    seen = lift.seen() if share is None else {**lift.seen(), "visible": share, "selects": True}
+    lift.over_keys("attention.k.out", "attention.v.out")
+    return core(w, q, k, v, qk=found.qk, value=found.v, **seen), value
 
 
 def _parts_of(lift: Lift, value: int) -> list[int]:

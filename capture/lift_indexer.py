@@ -52,7 +52,11 @@ def choose(lift: Lift, chosen: int, x: str, latent: str, rank: Dim) -> float:
     lift.claim_values("index.scores", scores.outputs[0], summed.outputs[0])
     lift.claim("index.top", *masked.records, flow.index_of(top.outputs[0]))
     lift.share("index.chosen", "index.top")
-    best_keys(w, queries, keys, weight, spec, keys=float(w.seq))
+    lift.over_keys("index.k_norm.out")
+    best_keys(w, queries, keys, weight, spec, keys=float(lift.keys))
+    if flow.recording.context:
+        w.ops = [op.but(visible=2.0) if op.name == "index.scores" else op for op in w.ops]
+        return 2.0 * top_k / lift.keys
     return band(w.seq, top_k) / (w.seq * w.seq / 2)
 
 

@@ -60,16 +60,16 @@ def mamba(lift: Lift, branch: int) -> str:
     flow, w, part = lift.flow, lift.w, Component.MAMBA
     output = lift.need(product(flow, branch), branch, "output projection of Mamba")
     normed = lift.need(norm(flow, output.x), output.x, "gated norm of Mamba")
-    record = lift.need(flow.made_by(normed.x, "mamba2_scan"), normed.x, "scan of Mamba-2")
+    record = lift.need(flow.made_by(normed.x, "mamba2_scan", "mamba2_step"), normed.x, "scan of Mamba-2")
     named = _named(record)
-    options = dict(record.arguments)
-    heads, state = flow.values[named["x"]].shape, flow.values[named["B"]].shape
+    chunk = int(dict(record.arguments).get("chunk", 1))
+    heads, state = flow.values[named["x"]].shape[-2:], flow.values[named["B"]].shape[-2:]
     conv, entry = _convolved(lift, named["x"], "mamba.conv")
     for name in ("B", "C"):
         if _convolved(lift, named[name], "mamba.conv")[0].outputs != conv.outputs:
             raise lift.refuse(named[name], "comes from another convolution than x")
     spec = MambaSpec(
-        num_heads=heads[2], head_dim=heads[3], state=state[3], groups=state[2], chunk=options["chunk"],
+        num_heads=heads[0], head_dim=heads[1], state=state[1], groups=state[0], chunk=chunk,
         conv=flow.values[conv.inputs[1]].shape[-1], conv_bias=len(conv.inputs) == 3,
     )  # fmt: skip
     lift.facts.tell("mamba", spec, lift.block)

@@ -213,7 +213,7 @@ def rotation(flow: Flow, value: int) -> Region | None:
         if flow.root(leaf) not in roots:
             roots.append(flow.root(leaf))
     found.leaves = roots
-    counts = Counter(flow.records[i].name for i in found.records)
+    counts = Counter(flow.records[i].name for i in found.records if i not in flow.cached)
     arithmetic = {name: counts[name] for name in ROTATING - JOINING if counts[name]}
     known = [r for r in ROTATIONS if {name: n for name, n in r.items() if name not in JOINING} == arithmetic]
     return found if any(r.get("cat", 0) <= counts["cat"] <= r.get("cat", 0) + 1 for r in known) else None

@@ -21,7 +21,7 @@ __all__ = ["CapturedGraph", "CapturedModel", "Origin"]
 
 GROWING = frozenset({Axis.TOKENS, Axis.ROUTED, Axis.QUERY, Axis.KEY})  # as long as the sequence, or a share of it
 CHOSEN = frozenset({Axis.KEY, Axis.SHARED})  # a dim of as many keys as an indexer chooses is theirs, and stays
-PHASES = ("train", "prefill")
+PHASES = ("train", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,15 @@ class CapturedGraph:
         return hash(self.digest)
 
     def at(self, seq: int) -> OpGraph:
-        """The graph of one sequence of `seq` tokens."""
+        """The graph of one sequence of `seq` tokens; in decode, of one token behind a cache of `seq`."""
         known: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
-        chosen = self.chosen_keys
+        chosen, behind = self.chosen_keys, self.phase == "decode"
+        growing = frozenset({Axis.KEY}) if behind else GROWING
 
         def size(dim: Dim) -> Array:
             if chosen and dim.size == chosen and dim.axis in CHOSEN:
                 return float(min(chosen, seq))
-            return dim.size * seq / self.tokens if dim.axis in GROWING else dim.size
+            return dim.size * seq / self.tokens if dim.axis in growing else dim.size
 
         def scaled(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
             if dims not in known:
@@ -77,19 +78,22 @@ class CapturedGraph:
 
         def change(block: Block) -> Block:
             tensors = {name: Tensor(scaled(t.dims), t.role) for name, t in block.tensors.items()}
-            ops = tuple([_op(op, scaled(op.dims), block.kind.layer, seq, chosen) for op in block.ops])
+            ops = tuple([_op(op, scaled(op.dims), block.kind.layer, seq, chosen, behind=behind) for op in block.ops])
             return replace(block, ops=ops, tensors=tensors)
 
         return self.graph.map(change)
 
 
-def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int, chosen: int) -> Op:
-    if op.selects:
-        return op.but(dims=dims, visible=band(seq, chosen) / (seq * seq / 2))
+def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int, chosen: int, *, behind: bool) -> Op:
+    """Shares of scores depend on the length; `behind` a cache, a token sees all keys: twice the causal half."""
     if op.kind is not OpKind.SCORES or layer is None:
         return op.but(dims=dims)
-    reach = float(min(layer.window or layer.chunk, seq))
-    return op.but(dims=dims, visible=visible_share(seq, layer), reach=reach)
+    reach = min(layer.window or layer.chunk, seq)
+    if op.selects:
+        keys = min(chosen, seq)
+        return op.but(dims=dims, visible=2.0 * keys / seq if behind else band(seq, chosen) / (seq * seq / 2))
+    visible = 2.0 * (reach or seq) / seq if behind else visible_share(seq, layer)
+    return op.but(dims=dims, visible=visible, reach=float(reach))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,9 +238,34 @@ def test_layers_can_be_cut_to_the_first_ones(folder):
     assert model.num_layers == 2
 
 
-def test_decode_has_no_canonical_form_and_says_so(folder):
-    with pytest.raises(ValueError, match="phase decode is recorded, but has no canonical graph yet"):
-        capture_model(config_file(folder, "llama"), phase="decode")
+@pytest.mark.parametrize("family", [*EQUAL, "deepseek_v32"])
+def test_decode_has_the_ops_of_prefill_for_one_token_behind_its_cache(folder, family):
+    path = config_file(folder, family)
+    prefill, decode = (capture_model(path, phase=phase).captured for phase in ("prefill", "decode"))
+    context = 1000
+    graph = decode.at(context)
+    assert graph.sequence == prefill.graph.sequence
+    for kind, block in prefill.at(1).blocks.items():
+        other = graph.blocks[kind].ops
+        assert [op.name for op in block.ops] == [op.name for op in other]
+        cached = {"attention.kv_b_proj"}  # transformers forms keys of the whole cache again, at every token
+        for one, mine in zip(block.ops, other, strict=True):
+            if one.kind is OpKind.MATMUL and one.name not in cached:
+                assert mine.dims == one.dims
+            if one.name in cached or one.kind is OpKind.CONTEXT:
+                assert context in [dim.size for dim in mine.dims]
+
+
+def test_a_decoded_token_sees_its_window_and_no_more_than_the_cache(folder):
+    model = capture_model(config_file(folder, "gpt_oss"), phase="decode").captured
+    seen = {
+        (kind.value, context): op.visible * op.dims[2].size / 2
+        for context in (4, 1024)
+        for kind, block in model.at(context).blocks.items()
+        for op in block.ops
+        if op.kind is OpKind.SCORES
+    }
+    assert seen == {("window8+moe", 4): 4, ("window8+moe", 1024): 8, ("moe", 4): 4, ("moe", 1024): 1024}
 
 
 def test_prefill_is_the_forward_without_its_loss(folder):

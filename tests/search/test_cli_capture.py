@@ -74,11 +74,11 @@ HOSTILE = {
     "no layers": (["capture", "config.json", "--layers", "0"], "must be a whole number of at least 1"),
     "too many layers": (["capture", "config.json", "--layers", "9"], "--layers must be from 1 to 2"),
     "an unknown phase": (["capture", "config.json", "--phase", "dream"], "invalid choice"),
-    "decode": (["capture", "config.json", "--phase", "decode"], "has no canonical graph yet"),
     "onto its input": (["capture", "config.json", "-o", "config.json"], "must not replace the input"),
     "into no folder": (["capture", "config.json", "-o", "no/graph.json"], "cannot write"),
     "an old graph": (["estimate", "old.yaml"], "version must be 1, but got 0"),
     "a graph of prefill": (["estimate", "prefill.yaml"], "is a graph of phase prefill"),
+    "a graph of decode": (["estimate", "decode.yaml"], "is a graph of phase decode"),
     "capture of a name": (["estimate", "named.yaml"], "cannot be read"),
     "capture: maybe": (["estimate", "maybe.yaml"], "capture: must be true or false"),
 }
@@ -94,6 +94,8 @@ def test_bad_input_is_one_line_and_2(search, tmp_path, name):
     (tmp_path / "old.json").write_text(json.dumps(old))
     space_file(tmp_path, "old.json", name="old.yaml")
     space_file(tmp_path, "prefill.json", name="prefill.yaml")
+    assert search("capture", "config.json", "--phase", "decode", "-o", "decode.json").code == 0
+    space_file(tmp_path, "decode.json", name="decode.yaml")
     space_file(tmp_path, "llama3_8b", capture=True, name="named.yaml")
     maybe = space_file(tmp_path, "config.json", capture=True, name="maybe.yaml")
     maybe.write_text(maybe.read_text().replace("capture: true", "capture: maybe"))
