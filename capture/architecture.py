@@ -66,6 +66,7 @@ def _check_sizes(path: Path, content: dict[str, Any]) -> None:
 
 def _of_content(path: Path, content: dict[str, Any], trust_remote_code: bool) -> Architecture:
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -83,8 +84,9 @@ def _of_content(path: Path, content: dict[str, Any], trust_remote_code: bool) ->
         notes.append(f"model_type {kind!r} is read as {config_class.model_type!r}, whose class the file names")
     try:
         config = config_class.from_dict(plain)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: transformers {transformers.__version__} refuses it: {error}") from error
+    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: transformers {transformers.__version__} refuses it: {reason}") from error
     text = config.get_text_config()
     if text is not config:
         notes.append(f"the text part alone of {kind!r}, without what sees or hears")

@@ -26,12 +26,12 @@ from estimator.graph import Block, BlockKind, OpGraph
 from estimator.graph_file import digest_of
 from estimator.layers import LayerSpec, Mixer, Mlp
 from estimator.model import ModelSpec, Norm, QKNorm
-from estimator.op import Axis, Component, Dim
+from estimator.op import Axis, Component, Dim, OpKind, Save
 from estimator.precision import Role
 
 __all__ = ["canonicalise", "lift_all"]
 
-LOSS = frozenset("_log_softmax nll_loss_forward constant_pad_nd sum div mul neg".split())
+LOSS = frozenset("_log_softmax nll_loss_forward constant_pad_nd sum div mul neg tanh".split())
 HALVES: Mapping[str, tuple[str, Callable[[Lift, int], str]]] = {
     "attention": ("attention", attention),
     "gated_delta_rule": ("linear", gated_delta_net),
@@ -150,12 +150,14 @@ def _layer(
     parts: list[str] = []
     unknown: list[str] = []
     for total, stream, branch in _branches(flow, entry, result):
-        inside = {flow.records[i].name for i in flow.live([branch], frozenset(lift.names))}
-        word = next(word for word in HALVES if not word or word in inside)
+        if (sides := _side_by_side(flow, lift, branch)) is not None:
+            parts += _parallel(lift, total, stream, branch, sides)
+            continue
+        word = _word(flow, lift, branch)
         name, half = HALVES[word]
         before = list(lift.w.ops), dict(lift.w.tensors), dict(lift.names), dict(flow.claims)
         try:
-            y = half(lift, branch)
+            y = _half(lift, name, half, branch)
         except UnknownOp:
             if not allow_unknown:
                 raise
@@ -167,6 +169,47 @@ def _layer(
         parts.append(word)
     layer = _layer_spec(flow, lift, parts, result)
     return lift.w.block(BlockKind.of(layer), x), layer, unknown
+
+
+def _word(flow: Flow, lift: Lift, branch: int) -> str:
+    """What a branch contains that tells its kind."""
+    inside = {flow.records[i].name for i in flow.live([branch], frozenset(lift.names))}
+    return next(word for word in HALVES if not word or word in inside)
+
+
+def _side_by_side(flow: Flow, lift: Lift, branch: int) -> tuple[int, int] | None:
+    """A mixer and an MLP that are added up before they join the stream."""
+    record = flow.made_by(branch, "add")
+    sides = [v for v in record.inputs if flow.is_data(v)] if record is not None else []
+    if len(sides) != 2:
+        return None
+    mixers = [v for v in sides if HALVES[_word(flow, lift, v)][0] in MIXERS]
+    return None if len(mixers) != 1 else (mixers[0], next(v for v in sides if v != mixers[0]))
+
+
+def _parallel(lift: Lift, total: int, stream: int, branch: int, sides: tuple[int, int]) -> list[str]:
+    """Both halves read the same stream and share a residual (GPT-J, Phi)."""
+    words = [_word(lift.flow, lift, side) for side in sides]
+    y = HALVES[words[0]][1](lift, sides[0])
+    if not words[1]:  # partial sums of a dense MLP, added before they are reduced
+        lift.w.ops[-1] = lift.w.ops[-1].but(partial=True)
+    z = HALVES[words[1]][1](lift, sides[1])
+    name = HALVES[words[0]][0]
+    out = lift.w.tensor(f"{name}.residual.out", lift.w.hidden)
+    inputs = (lift.names[stream], y, z)
+    lift.w.memory_op(f"{name}.residual", OpKind.ELEMENTWISE, inputs, (out,), Component.RESIDUAL)
+    lift.claim_values(f"{name}.residual", total, lift.flow.strip(branch))
+    lift.names[total] = out
+    lift.facts.tell("parallel_block", True, lift.block)
+    return words
+
+
+def _half(lift: Lift, name: str, half: Callable[[Lift, int], str], branch: int) -> str:
+    """A branch, with a norm behind it where there is one (Gemma 2, OLMo 2)."""
+    behind = norm(lift.flow, branch)
+    if behind is None or behind.gate is not None:
+        return half(lift, branch)
+    return lift.norm(behind, f"{name}.output_norm", half(lift, behind.x), lift.w.hidden, Component.NORM)
 
 
 def _branches(flow: Flow, entry: int, result: int) -> list[tuple[int, int, int]]:
@@ -207,6 +250,8 @@ def _mask(flow: Flow, live: set[int]) -> tuple[int, int]:
             mask = flow.record_of(flow.root(named["mask"])) if "mask" in named else None
             if mask is not None and mask.op == "capture.mask":
                 options = dict(mask.arguments)
+                if "refused" in options:
+                    raise flow.refused(flow.records[i], options["refused"])
                 return int(options["window"]), int(options["chunk"])
     return 0, 0
 
@@ -250,6 +295,12 @@ def _head(flow: Flow, sizes: ModelSpec, facts: Facts, tokens: int) -> Block:
         region = flow.region(flow.recording.output, lambda record: record.name in LOSS)
         if not {"_log_softmax", "nll_loss_forward"} <= region.names:
             raise flow.unknown(flow.recording.output, "is the last value of training, but no cross entropy")
+        if "tanh" in region.names:  # logits are kept within a cap (Gemma 2)
+            capped = w.tensor("logit_cap.out", vocab, role=Role.LOGITS)
+            w.memory_op("logit_cap", OpKind.ACTIVATION, (logits,), (capped,), Component.HEAD,
+                        saves=(Save(capped, Role.ACTIVATION),))  # fmt: skip
+            lift.claim("logit_cap", *(i for i in region.records if flow.records[i].name == "tanh"))
+            logits = capped
         lift.claim("loss", *region.records)
         cross_entropy(w, logits)
     if flow.recording.tied:
@@ -272,7 +323,7 @@ def _check_taken_up(flow: Flow) -> None:
     live = flow.live([flow.recording.output, *flow.recording.result.values()])
     for i in sorted(live - flow.claims.keys()):
         record = flow.records[i]
-        looked_through = record.name in SAME | PART | {"alias_of"} or i in flow.cached
+        looked_through = record.name in SAME | PART | {"alias_of"} or i in flow.passed
         if flow.is_data(record.outputs[0]) and not looked_through:
             raise flow.refused(record, "the result depends on it, but no op of the canonical graph stands for it")
 
@@ -283,8 +334,8 @@ def _check_parameters(flow: Flow, graph: OpGraph) -> None:
         weight.elements for kind in graph.sequence for weight in graph.blocks[kind].weights
         if weight.name == "router.correction_bias"
     )  # fmt: skip
-    have, want = graph.num_parameters() - buffers, flow.recording.num_parameters
-    if have != want:
+    have, want = graph.num_parameters(), flow.recording.num_parameters
+    if want not in (have, have - buffers):  # corrections of a router are buffers in most models
         raise UnknownOp(f"{flow.recording.architecture} has {want:,} parameters, but its canonical graph {have:,.0f}")
 
 

@@ -58,12 +58,14 @@ class Flow:
         self.producer: dict[int, int] = {}
         self.sources: dict[int, Source] = {recording.ids: Source.DATA}
         self.claims: dict[int, str] = {}  # record -> the canonical op that takes it up
-        self.cached: set[int] = set()  # records that put what is new behind what a cache holds: looked through
+        self.passed: set[int] = set()  # looked through: what is new put behind a cache, factors that are plain numbers
         self.shared: dict[str, str] = {}  # op -> the op whose records it stands for as well
         for i, record in enumerate(self.records):
             source = Source.CONSTANT if record.name in EMPTY else self._strongest(record.inputs)
             if record.name == "cat" and len([v for v in record.inputs if self._is_new(v)]) == 1 < len(record.inputs):
-                self.cached.add(i)
+                self.passed.add(i)
+            if record.name in {"mul", "div"} and len(record.inputs) == 1:
+                self.passed.add(i)
             for value in record.outputs:
                 self.producer[value] = i
                 self.sources[value] = source
@@ -75,7 +77,7 @@ class Flow:
     def _behind(self, index: int, through: frozenset[str] = SAME) -> int | None:
         """The value that a record is a view, a copy or a cached continuation of."""
         record = self.records[index]
-        if index in self.cached:
+        if index in self.passed:
             return next(v for v in record.inputs if self._is_new(v))
         return record.inputs[0] if record.name in through else None
 
@@ -160,7 +162,7 @@ class Flow:
                 continue
             assert index is not None
             found.records.append(index)
-            if index not in self.cached:
+            if index not in self.passed:
                 found.names.add(record.name)
             todo = [*(record.inputs if behind is None else (behind,)), *todo]
         return found

@@ -15,7 +15,7 @@ from capture.patterns import NormFound, Product, norm
 from estimator.build.writer import Writer
 from estimator.layers import LayerSpec
 from estimator.model import ModelSpec
-from estimator.op import Axis, Component, Dim, Tensor
+from estimator.op import Axis, Component, Dim, Tensor, Weight
 from estimator.precision import Role
 
 __all__ = ["Facts", "Lift"]
@@ -96,6 +96,18 @@ class Lift:
         if w.ops[-1].dims and w.ops[-1].outputs == names:
             w.ops[-1] = w.ops[-1].but(dims=(keys, *w.ops[-1].dims[1:]))
 
+    def share_of(
+        self, found: Product, name: str, owner: str, x: str, n: Dim, component: Component, **options: Any
+    ) -> str:  # fmt: skip
+        """A product of its own for a part of the columns of one that a model runs in one piece."""
+        rows = self.flow.values[found.out].elements // found.n
+        if (found.k, rows) != (self.w.hidden.size, self.rows) or n.size > found.n:
+            raise self.flow.unknown(found.out, f"is {rows} x {found.k} x {found.n}, of which {name} was to be a part")
+        self.claim(owner, *found.records)
+        if name != owner:
+            self.share(name, owner)
+        return self.w.linear(name, x, self.w.hidden, n, component, bias=found.bias is not None, **options)
+
     def known(self, value: int) -> str | None:
         """The name of a value of the block, if it has one yet."""
         return self.names.get(self.flow.strip(value))
@@ -118,7 +130,12 @@ class Lift:
         if found.width != width.size:
             raise self.flow.unknown(found.x, f"has a norm over {found.width}, but {name} was to be over {width.size:g}")
         self.claim(name, *found.records)
-        return self.w.norm(name, x, width, component, centred=found.centred)
+        out = self.w.norm(name, x, width, component, centred=found.centred)
+        there = {"weight": found.weight, "bias": found.bias}
+        last = self.w.ops[-1]
+        weights = tuple(Weight(f"{name}.{word}", (width,), linear=False) for word, given in there.items() if given)
+        self.w.ops[-1] = last.but(weights=weights)
+        return out
 
     def role_of(self, value: int) -> Role:
         """The role of a value by its dtype."""

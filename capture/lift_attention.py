@@ -82,6 +82,8 @@ def _core(lift: Lift, context: int) -> _Core:
     flow = lift.flow
     record = lift.need(flow.made_by(context, "attention"), context, "core of attention")
     named = {name: ref.value for name, ref in record.arguments if isinstance(ref, Ref)}
+    if "dropout" in dict(record.arguments):
+        raise flow.refused(record, "dropout of attention's probabilities is captured, but has no canonical form yet")
     _, num_heads, _, qk = flow.values[named["query"]].shape
     _, num_kv_heads, _, _ = flow.values[named["key"]].shape
     lift.claim("attention.scores", flow.index_of(context))
@@ -133,34 +135,28 @@ def _grouped(lift: Lift, found: _Core, keys: _Chain, gate: int | None) -> tuple[
     x = lift.normed(queries.products[0].x, "input_norm")
     names: dict[str, str] = {}
     gate_name = ""
-    for name, chain in _separate(lift, chains, q_dim, kv_dim).items():
-        dim = q_dim if name == "q" else kv_dim
-        if name == "q" and gate is not None:
-            if flow.root(gate) != flow.strip(chain.products[0].out):
+    dims = {"q": q_dim, "k": kv_dim, "v": kv_dim}
+    whole = len({chain.products[0].out for chain in chains.values()}) == 1
+    if whole and (keys.products[0].n != q_dim.size + 2 * kv_dim.size or gate is not None):
+        raise lift.refuse(keys.products[0].out, "projects to queries, keys and values and to something else")
+    for name, chain in chains.items():
+        found_one = chain.products[0]
+        if whole:
+            names[name] = lift.share_of(found_one, f"attention.{name}_proj", "attention.q_proj", x, dims[name], PART_OF)
+        elif name == "q" and gate is not None:
+            if flow.root(gate) != flow.strip(found_one.out):
                 raise lift.refuse(gate, "gates attention, but is no part of the query projection")
             wide = heads(model, 2 * found.qk)
-            lift.linear(chain.products[0], "attention.q_proj", x, w.hidden, wide, PART_OF)
+            lift.linear(found_one, "attention.q_proj", x, w.hidden, wide, PART_OF)
             names[name], gate_name = w.split(("attention.q", q_dim), ("attention.gate", q_dim))
         else:
-            names[name] = lift.linear(chain.products[0], f"attention.{name}_proj", x, w.hidden, dim, PART_OF)
+            names[name] = lift.linear(found_one, f"attention.{name}_proj", x, w.hidden, dims[name], PART_OF)
     _steps(lift, {"q": (queries, q_dim), "k": (keys, kv_dim)}, names, found.qk)
     if values.steps:
         raise lift.refuse(found.value, "is no plain projection")
     lift.traits["rope"] = queries.rotates
     context = core(w, names["q"], names["k"], names["v"], qk=found.qk, value=found.v, **lift.seen())
     return (gated(w, context, gate_name, q_dim) if gate_name else context), q_dim
-
-
-def _separate(lift: Lift, chains: dict[str, _Chain], q_dim: Dim, kv_dim: Dim) -> dict[str, _Chain]:
-    """Three products, also where a model has one for queries, keys and values: they share its records."""
-    products = [chain.products[0] for chain in chains.values()]
-    if len({p.out for p in products}) > 1:
-        return chains
-    whole = products[0]
-    lift.claim("attention.q_proj", *whole.records)
-    if whole.n != q_dim.size + 2 * kv_dim.size:
-        raise lift.refuse(whole.out, "projects to queries, keys and values and to something else")
-    raise lift.refuse(whole.out, "one product for queries, keys and values is captured, but has no canonical form yet")
 
 
 def _steps(lift: Lift, chains: dict[str, tuple[_Chain, Dim]], names: dict[str, str], qk: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from capture.flow import Region
 from capture.lift import Lift
-from capture.patterns import Activation, Grouped, activation, grouped, product
+from capture.patterns import Activation, Grouped, Product, activation, grouped, product
 from capture.records import Record
 from estimator.build import mlp as written
 from estimator.op import Axis, Component, Dim
@@ -34,13 +34,19 @@ def mlp(lift: Lift, branch: int, prefix: str = "mlp", modules: frozenset[str] = 
     lift.facts.tell("mlp_bias", down.bias is not None, lift.block)
     sides = {"up": found.gate} if found.up is None else {"gate": found.gate, "up": found.up}
     hidden = []
+    roots = {flow.root(value) for value in sides.values()}
+    whole = product(flow, roots.copy().pop()) if len(roots) == 1 < len(sides) else None
+    if whole is not None and whole.n != 2 * down.k:
+        raise lift.refuse(whole.out, f"projects to {whole.n} columns, not to a gate and as many of {down.k}")
     for name, value in sides.items():
-        side = product(flow, value)
-        if side is None and product(flow, flow.root(value)) is not None:
-            raise lift.refuse(value, "one product for gate and up is captured, but has no canonical form yet")
-        side = lift.need(side, value, f"{name} projection of an MLP")
+        side = lift.need(whole or product(flow, value), value, f"{name} projection of an MLP")
         x = lift.normed(side.x, "post_attention_norm")
-        hidden.append(lift.linear(side, f"{prefix}.{name}_proj", x, w.hidden, ffn, Component.MLP, modules=modules))
+        op = f"{prefix}.{name}_proj"
+        if whole is not None:
+            owner = f"{prefix}.gate_proj"
+            hidden.append(lift.share_of(side, op, owner, x, ffn, Component.MLP, modules=modules))
+        else:
+            hidden.append(lift.linear(side, op, x, w.hidden, ffn, Component.MLP, modules=modules))
     act = _activation(lift, found, prefix, hidden, Component.MLP, modules | {written.MLP_ACT})
     if prefix == "mlp":
         lift.facts.tell("ffn", down.k, lift.block)
@@ -78,14 +84,15 @@ def experts(lift: Lift, branch: int) -> str:
     if record is not None:
         sides = [v for v in record.inputs if _reaches_experts(lift, v)]
         routed, shared = sides[0], next(v for v in record.inputs if v != sides[0])
-    found = _routed(lift, routed)
-    moe = _spec(lift, found, shared)
-    out = _write_routed(lift, found, moe)
+    behind = product(flow, routed)  # of latent experts: back to the width of the stream
+    found = _routed(lift, routed if behind is None else behind.x)
+    moe = _spec(lift, found, shared, behind)
+    out = _write_routed(lift, found, moe, behind)
     if shared is None or record is None:
         return out
     lift.claim_values("experts.sum", record.outputs[0])
-    behind, gate = _shared_gate(lift, shared)
-    name = mlp(lift, behind, "shared", written.MODULE)
+    outcome, gate = _shared_gate(lift, shared)
+    name = mlp(lift, outcome, "shared", written.MODULE)
     if gate is None:
         return written.add_shared(lift.w, out, name)
     times, curve, score = gate
@@ -150,13 +157,13 @@ def _sorted_by(lift: Lift, order: int) -> Record:
     return record
 
 
-def _spec(lift: Lift, found: _Routed, shared: int | None) -> MoESpec:
+def _spec(lift: Lift, found: _Routed, shared: int | None, latent_out: Product | None) -> MoESpec:
     """Sizes of the experts, and what routing does."""
     flow = lift.flow
     num_rows = flow.values[found.sent.outputs[0]].shape[0]
     router = _router(lift, found)
-    corrected = any(flow.values[v].parameter and flow.values[v].elements == found.down.experts
-                    for i in router.records for v in flow.records[i].inputs)  # fmt: skip
+    added = [v for i in router.records for v in flow.records[i].inputs if not flow.is_data(v)]
+    corrected = any(p is not None and p.elements == found.down.experts for p in map(flow.parameter, added))
     choices = [flow.records[i] for i in router.records if flow.records[i].name == "topk"]
     shapes = [(flow.values[r.inputs[0]].shape, flow.values[r.outputs[0]].shape) for r in choices]
     # Of groups of experts, which are fewer than experts, a few.
@@ -172,7 +179,7 @@ def _spec(lift: Lift, found: _Routed, shared: int | None) -> MoESpec:
         num_experts=found.down.experts, top_k=num_rows // lift.rows, ffn=found.down.k,
         num_shared_experts=_how_many(shared_ffn, found.down.k), shared_ffn=shared_ffn, shared_expert_gate=gate,
         router_correction_bias=corrected, router_bias=score.bias is not None,
-        max_nodes_per_token=limits[0] if limits else None,
+        max_nodes_per_token=limits[0] if limits else None, latent=0 if latent_out is None else latent_out.k,
     )  # fmt: skip
     lift.facts.tell("moe", moe, lift.block)
     return moe
@@ -210,12 +217,13 @@ def _bookkeeping(lift: Lift, found: _Routed) -> list[int]:
     return [i for region in regions for i in region.records if i not in flow.claims]
 
 
-def _write_routed(lift: Lift, found: _Routed, moe: MoESpec) -> str:
+def _write_routed(lift: Lift, found: _Routed, moe: MoESpec, behind: Product | None) -> str:
     flow, w = lift.flow, lift.w
     router = _router(lift, found)
     score = lift.need(product(flow, router.leaves[0]), router.leaves[0], "product of a router")
     x = lift.normed(score.x, "post_attention_norm")
-    if lift.normed(found.tokens, "post_attention_norm") != x:
+    before = None if behind is None else lift.need(product(flow, found.tokens), found.tokens, "projection to latents")
+    if lift.normed(found.tokens if before is None else before.x, "post_attention_norm") != x:
         raise lift.refuse(found.tokens, "goes to the experts, but the router reads something else")
     if (score.k, score.n) != (lift.model.hidden, moe.num_experts):
         raise lift.refuse(score.out, f"scores {score.n} experts, but there are {moe.num_experts}")
@@ -223,23 +231,29 @@ def _write_routed(lift: Lift, found: _Routed, moe: MoESpec) -> str:
     lift.claim("router.top", *(i for i in router.records if i not in flow.claims))
     written.route(w, x, moe, bias=moe.router_bias, corrected=moe.router_correction_bias)
     lift.claim("dispatch", flow.index_of(found.sent.outputs[0]), *_bookkeeping(lift, found))
-    sent = written.dispatch(w, x, moe, w.hidden)
+    width = Dim(float(moe.latent), Axis.LATENT) if moe.latent else w.hidden
+    if before is not None:
+        x = lift.linear(before, "experts.latent_in", x, w.hidden, width, Component.EXPERTS, modules=written.MODULE)
+    sent = written.dispatch(w, x, moe, width)
     inner = Dim(float(moe.ffn), Axis.EXPERT_FFN)
     hidden = []
     for name, side in found.sides.items():
         wide = side.n if len({s.out for s in found.sides.values()}) == len(found.sides) else side.n // 2
-        if (side.k, wide) != (lift.model.hidden, moe.ffn) or side.x != next(iter(found.sides.values())).x:
-            raise lift.refuse(side.out, f"is {side.k} x {wide} of an expert, not {lift.model.hidden} x {moe.ffn}")
+        if (side.k, wide) != (width.size, moe.ffn) or side.x != next(iter(found.sides.values())).x:
+            raise lift.refuse(side.out, f"is {side.k} x {wide} of an expert, not {width.size:g} x {moe.ffn}")
         lift.claim(f"experts.{name}", *side.records)
         if wide != side.n and name == "up":
             lift.share("experts.up", "experts.gate")
-        hidden.append(written.grouped(w, name, sent, moe, w.hidden, inner, bias=side.bias is not None))
+        hidden.append(written.grouped(w, name, sent, moe, width, inner, bias=side.bias is not None))
     lift.facts.tell("gated_mlp", len(hidden) == 2, lift.block)
     lift.facts.tell("mlp_bias", found.down.bias is not None, lift.block)
     act = _activation(lift, found.act, "experts", hidden, Component.EXPERTS, written.MODULE | {written.MOE_ACT})
-    if found.down.n != lift.model.hidden:
-        raise lift.refuse(found.down.out, f"experts give {found.down.n} of {lift.model.hidden} columns")
+    if found.down.n != width.size:
+        raise lift.refuse(found.down.out, f"experts give {found.down.n} of {width.size:g} columns")
     lift.claim("experts.down", *found.down.records)
-    back = written.grouped(w, "down", act, moe, inner, w.hidden, bias=found.down.bias is not None)
+    back = written.grouped(w, "down", act, moe, inner, width, bias=found.down.bias is not None)
     lift.claim("combine", *found.records)
-    return written.combine(w, back, moe, w.hidden)
+    out = written.combine(w, back, moe, width)
+    if behind is None:
+        return out
+    return lift.linear(behind, "experts.latent_out", out, width, w.hidden, Component.EXPERTS, modules=written.MODULE)

@@ -36,17 +36,16 @@ def gated_delta_net(lift: Lift, branch: int) -> str:
     wide, narrow = _heads(spec.value_width, keys), _heads(spec.num_value_heads, keys)
     convolved = _heads(2 * spec.key_width + spec.value_width, keys)
     x = lift.normed(qkv.x, "input_norm")
-    mixed = lift.linear(qkv, "linear.qkv_proj", x, w.hidden, convolved, part)
+    owners: dict[int, str] = {}
+    mixed = _side(lift, qkv, "linear.qkv_proj", x, convolved, owners)
     gate_found = lift.need(product(flow, flow.root(_gate(lift, normed.gate, output.x))), output.x, "gate projection")
-    gate = lift.linear(gate_found, "linear.gate_proj", x, w.hidden, wide, part)
+    gate = _side(lift, gate_found, "linear.gate_proj", x, wide, owners)
     rest = {}
     for name, given in (("beta", named["beta"]), ("decay", named["decay"])):
         found = flow.region(given, lambda record: record.name in SOFT)
-        if len(found.leaves) != 1:
-            raise lift.refuse(given, f"the {name} of linear attention is made of several projections")
-        side = lift.need(product(flow, found.leaves[0]), given, f"{name} projection")
+        side = _one_product(lift, found.leaves, given)
         lift.claim("linear.scan", *found.records)
-        rest[name] = lift.linear(side, f"linear.{name}_proj", x, w.hidden, narrow, part)
+        rest[name] = _side(lift, side, f"linear.{name}_proj", x, narrow, owners)
     mixed = scans.conv(w, "linear.conv", mixed, convolved, spec.conv, part)
     lift.claim("linear.scan", flow.index_of(record.outputs[0]))
     y = scans.delta_scan(w, spec, mixed, rest["beta"], rest["decay"])
@@ -107,8 +106,27 @@ def _convolved(lift: Lift, value: int, name: str) -> tuple[Record, Product]:
     if record is None or record.name != "convolution":
         raise lift.refuse(value, "is no part of a convolution")
     lift.claim(name, *found.records, flow.index_of(found.leaves[0]))
-    before = flow.root(record.inputs[0])
-    return record, lift.need(product(flow, before), before, "projection before a convolution")
+    before = flow.region(record.inputs[0], lambda other: other.name == "cat")
+    lift.claim(name, *before.records)
+    return record, _one_product(lift, before.leaves, record.inputs[0])
+
+
+def _one_product(lift: Lift, leaves: list[int], value: int) -> Product:
+    """The product that all these are parts of."""
+    roots = {lift.flow.root(leaf) for leaf in leaves}
+    if len(roots) != 1:
+        raise lift.refuse(value, "is made of several projections")
+    found = lift.need(product(lift.flow, roots.pop()), value, "projection")
+    assert isinstance(found, Product)
+    return found
+
+
+def _side(lift: Lift, found: Product, name: str, x: str, width: Dim, owners: dict[int, str]) -> str:
+    """A projection, or its share of one that gives several."""
+    part = Component.LINEAR_ATTENTION
+    if found.n == width.size:
+        return lift.linear(found, name, x, lift.w.hidden, width, part)
+    return lift.share_of(found, name, owners.setdefault(found.out, name), x, width, part)
 
 
 def _heads(size: int, units: int) -> Dim:

@@ -43,7 +43,8 @@ def _attention(
     extra = {name: options.get(name) for name in ("s_aux", "indices") if options.get(name) is not None}
     named = {"query": query, "key": key, "value": value, "mask": attention_mask, **extra}
     given = {name: tensor for name, tensor in named.items() if tensor is not None}
-    (out,) = one_record("attention", given, lambda: (query.new_empty(shape),))
+    settings = {name: options[name] for name in ("dropout", "softcap") if options.get(name)}
+    (out,) = one_record("attention", given, lambda: (query.new_empty(shape),), settings)
     return out, None
 
 
@@ -81,9 +82,12 @@ def _mask(
     **_: Any,
 ) -> Tensor:  # fmt: skip
     """[batch, 1, queries, keys] of booleans."""
-    with torch.device("cpu"):
-        window, chunk = _probed(mask_function)
-    options = {"window": window, "chunk": chunk}
+    try:
+        with torch.device("cpu"):
+            window, chunk = _probed(mask_function)
+        options: dict[str, Any] = {"window": window, "chunk": chunk}
+    except ValueError as error:  # a mask that no layer reads does no harm
+        options = {"refused": str(error)}
     (out,) = one_record(
         "mask", {}, lambda: (torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta"),),
         options,

@@ -22,7 +22,8 @@ CURVES = frozenset("silu gelu relu sigmoid tanh hardswish leaky_relu mish softpl
 # Of x: by halves or pairs, as two rotated parts, as complex numbers; or scaled by position alone.
 ROTATIONS: tuple[dict[str, int], ...] = (
     {"mul": 2, "add": 1, "neg": 1, "cat": 1}, {"mul": 4, "add": 1, "sub": 1, "cat": 1},
-    {"mul": 4, "add": 1, "sub": 1, "stack": 1}, {"mul": 1, "view_as_complex": 1, "view_as_real": 1}, {"mul": 1}, {},
+    {"mul": 2, "add": 1, "neg": 1, "stack": 1}, {"mul": 4, "add": 1, "sub": 1, "stack": 1},
+    {"mul": 1, "view_as_complex": 1, "view_as_real": 1}, {"mul": 1}, {},
 )  # fmt: skip
 JOINING = frozenset("cat copy_ alias_of".split())  # one more `cat`, or writing into a new tensor, joins parts
 ROTATING = frozenset("mul add sub neg cat stack copy_ alias_of view_as_complex view_as_real".split())
@@ -149,8 +150,9 @@ def norm(flow: Flow, value: int) -> NormFound | None:
             if early is not None and gate is None:
                 x, gate, more = early
                 inner += more
-            everything = (*records, flow.index_of(at), *inner)
-            return NormFound(flow.strip(x), weight, None, False, width, gate, everything)
+            x, less_mean = _centred(flow, x)
+            everything = (*records, flow.index_of(at), *inner, *less_mean)
+            return NormFound(flow.strip(x), weight, None, bool(less_mean), width, gate, everything)
         records.append(flow.index_of(at))
         sides = sorted(record.inputs, key=flow.is_data)
         if not flow.is_data(sides[0]):
@@ -176,10 +178,23 @@ def _root_mean_square(flow: Flow, record: Record) -> tuple[int, tuple[int, ...],
         square = flow.made_by(mean.inputs[0], "pow", "square", "mul") if mean is not None else None
         if root is None or added is None or mean is None or square is None:
             continue
+        inside = tuple(flow.index_of(r.outputs[0]) for r in (root, added, mean, square))
+        width = flow.values[mean.inputs[0]].shape[-1]
         if flow.strip(square.inputs[0]) == flow.strip(x):
-            inside = tuple(flow.index_of(r.outputs[0]) for r in (root, added, mean, square))
-            return x, inside, flow.values[mean.inputs[0]].shape[-1]
+            return x, inside, width
+        one, two = (flow.made_by(v, "sub") for v in (x, square.inputs[0]))  # the mean was taken away twice
+        if one and two and [flow.strip(v) for v in one.inputs] == [flow.strip(v) for v in two.inputs]:
+            return x, (*inside, flow.index_of(two.outputs[0])), width
     return None
+
+
+def _centred(flow: Flow, value: int) -> tuple[int, tuple[int, ...]]:
+    """Of x - mean(x): x and the records; of anything else the value itself."""
+    less = flow.made_by(value, "sub")
+    mean = flow.made_by(less.inputs[1], "mean") if less is not None and len(less.inputs) == 2 else None
+    if less is None or mean is None or flow.strip(mean.inputs[0]) != flow.strip(less.inputs[0]):
+        return value, ()
+    return less.inputs[0], tuple(flow.index_of(r.outputs[0]) for r in (less, mean))
 
 
 def _gated(flow: Flow, value: int) -> tuple[int, int, tuple[int, ...]] | None:
@@ -213,7 +228,7 @@ def rotation(flow: Flow, value: int) -> Region | None:
         if flow.root(leaf) not in roots:
             roots.append(flow.root(leaf))
     found.leaves = roots
-    counts = Counter(flow.records[i].name for i in found.records if i not in flow.cached)
+    counts = Counter(flow.records[i].name for i in found.records if i not in flow.passed)
     arithmetic = {name: counts[name] for name in ROTATING - JOINING if counts[name]}
     known = [r for r in ROTATIONS if {name: n for name, n in r.items() if name not in JOINING} == arithmetic]
     return found if any(r.get("cat", 0) <= counts["cat"] <= r.get("cat", 0) + 1 for r in known) else None

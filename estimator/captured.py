@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from estimator.build.scores import band, visible_share
 from estimator.graph import Block, OpGraph
 from estimator.layers import LayerSpec
@@ -103,6 +105,10 @@ class CapturedModel(ModelSpec):
     captured: CapturedGraph
 
     __hash__ = ModelSpec.__hash__
+
+    def num_parameters(self, include_mtp: bool = False) -> int:
+        """Those of the graph, which may have weights that no size tells of."""
+        return int(np.asarray(self.captured.graph.num_parameters()))
 
     def captured_at(self, seq: int) -> OpGraph:
         """The graph at that sequence length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from capture.canonical import canonicalise, lift_all
 from capture.flow import PART, SAME, Flow
-from capture.model import capture_model
+from capture.model import capture_model, capture_records
 from capture.records import Recording
 from estimator.op import OpKind, Phase
 from estimator.passes.differentiate import differentiate
@@ -21,6 +22,7 @@ from estimator.strategy import Recompute, Strategy
 from estimator.workload import Workload
 from hardware import catalog
 from tests.capture.captured import EQUAL, SEQ, built, canonical, config_file, recorded, spec
+from tests.estimator.hf_families import FAMILIES
 
 TORN = (
     "llama",
@@ -32,7 +34,7 @@ TORN = (
     "nemotron_h",
     "deepseek_v32",
 )
-PRODUCTS = {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
+SYSTEM = catalog.cluster("dgx_h100", 16)
 
 
 @pytest.mark.parametrize("family", EQUAL)
@@ -101,6 +103,32 @@ def test_chosen_keys_stay_as_many_whatever_the_sequence(folder):
     seen = {seq: op.visible * seq * seq / 2 for seq, op in scores.items()}
     assert seen[64] == 64 * 8 - 8 * 7 / 2
     assert seen[4096] == pytest.approx(4096 * 8 - 8 * 7 / 2, rel=1e-12)  # one division and its inverse
+
+
+SMALL = FAMILIES["llama"][0] | {"head_dim": 16, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+OWN = {
+    "gemma2": {"input_norm", "attention.output_norm", "post_attention_norm", "mlp.output_norm", "final_norm"},
+    "gemma3_text": {"input_norm", "attention.q_norm", "attention.k_norm", "attention.output_norm",
+                    "post_attention_norm", "mlp.output_norm", "final_norm"},
+    "glm4": {"input_norm", "attention.output_norm", "post_attention_norm", "mlp.output_norm", "final_norm"},
+    "olmo2": {"attention.q_norm", "attention.k_norm", "attention.output_norm", "mlp.output_norm", "final_norm"},
+    "cohere": {"input_norm", "final_norm"},
+    "granite": {"input_norm", "post_attention_norm", "final_norm"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OWN)
+def test_what_no_model_file_can_say_is_captured_all_the_same(tmp_path, kind):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL | {"model_type": kind}))
+    model = capture_model(path)
+    ops = [op for block in model.captured.graph.blocks.values() for op in block.ops]
+    assert {op.name for op in ops if op.kind is OpKind.NORM} == OWN[kind]
+    assert model.num_parameters() == capture_records(path).num_parameters
+    assert ("logit_cap" in [op.name for op in ops]) == (kind == "gemma2")
+    result = evaluate(model, Strategy(tp=2, sequence_parallel=True), SYSTEM, Workload(seq=64, global_batch=16))
+    assert result.step_time_s > 0
 
 
 # ---------------------------------------------------------------------------------------- what is torn out is missed
@@ -174,7 +202,6 @@ def test_the_recorded_backward_has_the_products_that_differentiation_derives(fol
 
 # ------------------------------------------------------------------------------------------------------- same answers
 
-SYSTEM = catalog.cluster("dgx_h100", 16)
 SIZES = st.sampled_from([1, 2, 4])
 RECOMPUTES = st.sampled_from(["none", "full", "selective"])
 
