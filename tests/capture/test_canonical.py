@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from capture.canonical import canonicalise, lift_all
-from capture.flow import PART, SAME, Flow
+from capture.flow import PART, SAME, Flow, UnknownOp
 from capture.model import capture_model, capture_records
 from capture.records import Recording
+from estimator.build import build
+from estimator.model import ModelSpec
 from estimator.op import OpKind, Phase
 from estimator.passes.differentiate import differentiate
 from estimator.result import StepResult
@@ -50,8 +52,6 @@ def test_the_two_doors_meet_in_one_graph(folder, family):
 @pytest.mark.parametrize("seq", [1, 100, 1024, 8192])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_5_moe_text", "nemotron_h", "gpt_oss"])
 def test_one_capture_serves_any_sequence_length(folder, family, seq):
-    from estimator.build import build
-
     assert canonical(folder, family).captured_at(seq).blocks == build(spec(family), seq).blocks
 
 
@@ -81,8 +81,6 @@ def test_two_halves_of_a_window_are_told_apart_by_their_mask(folder):
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_an_indexer_is_captured_without_the_training_that_its_code_lacks(folder, family):
     # With as many keys as tokens or fewer, a model file reads them masked, as transformers does.
-    from estimator.build import build
-
     seq = canonical(folder, family).captured.chosen_keys
     ours, theirs = canonical(folder, family).captured_at(seq), build(spec(family), seq)
     assert ours.sequence == theirs.sequence
@@ -129,6 +127,34 @@ def test_what_no_model_file_can_say_is_captured_all_the_same(tmp_path, kind):
     assert ("logit_cap" in [op.name for op in ops]) == (kind == "gemma2")
     result = evaluate(model, Strategy(tp=2, sequence_parallel=True), SYSTEM, Workload(seq=64, global_batch=16))
     assert result.step_time_s > 0
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_tells_what_public_configs_come_to(shared, root):
+    page = (root / "docs" / "capture.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 8]
+    told = {row[0]: (row[1], row[2], row[6].partition(":")[0]) for row in rows[2:]}
+    found = {}
+    for path in sorted((shared / "hf_configs").glob("*.json")):
+        recording = capture_records(path)
+        name = path.name.removesuffix("_config.json").split("--")[1]
+        kinds = f"{len({place.kind for place in recording.layers})} of {len(recording.layers)}"
+        found[name] = (recording.architecture, kinds, _state(path, recording))
+    assert found == told
+
+
+def _state(path, recording) -> str:
+    try:
+        model = canonicalise(recording, "public")
+    except UnknownOp:
+        return "refused"
+    theirs = build(replace(ModelSpec.from_hf_config(path), num_mtp_layers=0, mtp_layer=None), SEQ)
+    ours = model.captured_at(SEQ)
+    if ours.blocks == theirs.blocks and ours.sequence == theirs.sequence:
+        return "equal"
+    own = {op.name for block in theirs.blocks.values() for op in block.ops}
+    own -= {op.name for block in ours.blocks.values() for op in block.ops}
+    return "equal but for the indexer" if {"index.target", "index.loss"} <= own else "differs"
 
 
 # ---------------------------------------------------------------------------------------- what is torn out is missed
