@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from estimator.parts import MAX_SIZE
+
 __all__ = ["Architecture", "read_architecture"]
 
+MAX_LAYERS = 10_000  # each is made, though without data
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
          "vocab_size", "head_dim", "num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
 
@@ -59,9 +62,11 @@ def _check_sizes(path: Path, content: dict[str, Any]) -> None:
     for prefix, part in (("", content), ("text_config.", inner if isinstance(inner, dict) else {})):
         for key in SIZES:
             value = part.get(key)
-            least = 0 if key.endswith("experts") else 1
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"{path}: {prefix}{key} must be a whole number of at least {least}, but got {value!r}")
+            least, most = 0 if key.endswith("experts") else 1, MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ValueError(
+                    f"{path}: {prefix}{key} must be a whole number from {least} to {most}, but got {value!r}"
+                )
 
 
 def _of_content(path: Path, content: dict[str, Any], trust_remote_code: bool) -> Architecture:

@@ -164,6 +164,7 @@ def _layer(
             lift.w.ops, lift.w.tensors, lift.names, flow.claims = before
             y, ops = price_as_memory(lift, name, branch)
             unknown += [f"{place}/{op}" for op in ops]
+            word = "attention" if HALVES[word][0] in MIXERS else ""  # no recurrence and no experts that are known
         lift.claim_values(f"{name}.residual", total)
         lift.names[total] = lift.w.residual(f"{name}.residual", lift.names[stream], y)
         parts.append(word)
@@ -206,9 +207,12 @@ def _parallel(lift: Lift, total: int, stream: int, branch: int, sides: tuple[int
 
 def _half(lift: Lift, name: str, half: Callable[[Lift, int], str], branch: int) -> str:
     """A branch, with a norm behind it where there is one (Gemma 2, OLMo 2)."""
-    behind = norm(lift.flow, branch)
-    if behind is None or behind.gate is not None:
-        return half(lift, branch)
+    try:
+        behind = norm(lift.flow, branch)
+        if behind is None or behind.gate is not None:
+            return half(lift, branch)
+    except LookupError as error:  # an op with fewer inputs or sizes than its pattern has
+        raise lift.refuse(branch, f"ends a branch that no pattern fits ({type(error).__name__} {error})") from error
     return lift.norm(behind, f"{name}.output_norm", half(lift, behind.x), lift.w.hidden, Component.NORM)
 
 

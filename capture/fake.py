@@ -54,7 +54,7 @@ def record(architecture: Architecture, phase: str, num_layers: int | None = None
     with _quiet(), patched({type(module) for module in model.modules()}), _folded(layers, places, recorder):
         try:
             _run(model, recorder, phase, seq)
-        except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError) as error:
+        except (RuntimeError, NotImplementedError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             scope, module = recorder.scopes[-1]
             reason = " ".join(str(error).split())[:300]
             last = recording.records[-1].op if recording.records else "nothing"

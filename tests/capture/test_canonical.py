@@ -275,6 +275,21 @@ def test_an_unknown_op_is_refused_by_name_module_and_line(folder, monkeypatch):
     assert ops[next(name for name in ops if name.endswith("erf"))].kind is OpKind.ELEMENTWISE
 
 
+def test_branches_that_are_not_understood_are_priced_one_record_at_a_time_when_allowed(folder, monkeypatch):
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    kind = modeling_qwen3_moe.Qwen3MoeSparseMoeBlock
+    plain = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: plain(self, x).cumsum(-1))
+    path = config_file(folder, "qwen3_moe")
+    with pytest.raises(ValueError, match="cumsum"):
+        capture_model(path)
+    model = capture_model(path, allow_unknown=True)
+    assert model.moe is None
+    assert model.num_parameters() == spec("qwen3_moe").num_parameters()  # priced otherwise, but all there
+    assert {name.rpartition(".")[2] for name in model.captured.unknown} >= {"_grouped_mm", "topk", "cumsum"}
+
+
 def test_an_op_that_the_result_depends_on_is_never_dropped(folder):
     recording = recorded(folder, "llama")
     sums = [i for i, r in enumerate(recording.records) if r.phase is Phase.FORWARD and r.op == "aten.add.Tensor"]

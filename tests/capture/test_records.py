@@ -152,6 +152,8 @@ HOSTILE = {
     "an unknown model_type": ('{"model_type": "boat"}', "knows neither model_type 'boat'"),
     "no layers": (json.dumps(FAMILIES["llama"][0] | {"num_hidden_layers": 0}), "num_hidden_layers must be a whole"),
     "a negative size": (json.dumps(FAMILIES["llama"][0] | {"hidden_size": -64}), "hidden_size must be a whole"),
+    "layers without end": (json.dumps(FAMILIES["llama"][0] | {"num_hidden_layers": 10**9}), "from 1 to 10000, but"),
+    "heads that do not divide": (json.dumps(FAMILIES["llama"][0] | {"num_key_value_heads": 3}), "config.json: "),
     "a size that is text": (json.dumps(FAMILIES["llama"][0] | {"vocab_size": "many"}), "vocab_size must be a whole"),
     "no language model": ('{"model_type": "vit"}', "has no causal language model of 'vit'"),
 }
