@@ -17,10 +17,10 @@ from capture.lift import Facts, Lift
 from capture.lift_attention import attention
 from capture.lift_mlp import experts, mlp
 from capture.lift_scans import gated_delta_net, mamba
-from capture.patterns import norm, product
+from capture.patterns import dropout, norm, product
 from capture.records import Record, Recording, Ref
 from capture.unknown import price_as_memory
-from estimator.build.ends import cross_entropy, embedding, tied_head
+from estimator.build.ends import cross_entropy, embedding, positions, tied_head
 from estimator.captured import CapturedGraph, CapturedModel, Origin
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.graph_file import digest_of
@@ -57,7 +57,9 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     keys = _tokens(flow)
     tokens = 1 if recording.context else keys
     kinds = sorted({place.kind for place in recording.layers})
-    blocks, unknown = [_embedding(flow, sizes, tokens)], list[str]()
+    blocks, unknown = [embedding(sizes, tokens)], list[str]()
+    if sizes.max_positions:
+        blocks.append(positions(sizes, tokens))
     layer_of: dict[int, LayerSpec] = {}
     for kind in kinds:
         block, layer, missing = _layer(flow, sizes, facts, (tokens, keys), kind, allow_unknown)
@@ -73,7 +75,8 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     if unknown:
         notes = (*notes, f"priced as memory-bound, for nothing is known of them: {', '.join(unknown)}")
     model = _model(sizes, facts, layers, notes)
-    sequence = (BlockKind.EMBEDDING, *(BlockKind.of(layer) for layer in layers), BlockKind.HEAD)
+    sequence = (*(block.kind for block in blocks if not block.kind.is_layer and block.kind is not BlockKind.HEAD),
+                *(BlockKind.of(layer) for layer in layers), BlockKind.HEAD)  # fmt: skip
     graph = OpGraph(name=name, blocks={block.kind: block for block in blocks}, sequence=sequence)
     _check_parameters(flow, graph)
     origins = _origins(flow)
@@ -89,14 +92,14 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
 def _common_sizes(flow: Flow, name: str) -> ModelSpec:
     """What ops of all layers are written with: widths of embedding and heads, and whether norms subtract the mean."""
     recording = flow.recording
-    table = _look_up(flow, recording.entry[recording.layers[0].kind])
+    table, num_positions, hidden_dropout = _look_up(flow, recording.entry[recording.layers[0].kind])
     vocab, hidden = flow.values[table.inputs[0]].shape
-    heads, kv_heads, sinks = 1, 1, False
+    heads, kv_heads, sinks, attention_dropout = 1, 1, False, 0.0
     for record in flow.records:
         if record.op == "capture.attention":
             named = {key: ref.value for key, ref in record.arguments if isinstance(ref, Ref)}
             heads, kv_heads = flow.values[named["query"]].shape[1], flow.values[named["key"]].shape[1]
-            sinks = "s_aux" in named
+            sinks, attention_dropout = "s_aux" in named, float(dict(record.arguments).get("dropout", 0.0))
             break
     final = norm(flow, _logits(flow).x)
     if final is None:
@@ -104,7 +107,8 @@ def _common_sizes(flow: Flow, name: str) -> ModelSpec:
     return ModelSpec(
         name=name, num_layers=len(recording.layers), hidden=hidden, ffn=1, num_heads=heads, num_kv_heads=kv_heads,
         head_dim=1, vocab=vocab, norm=Norm.LAYER if final.centred else Norm.RMS, attention_sinks=sinks,
-        tied_embeddings=recording.tied,
+        tied_embeddings=recording.tied, max_positions=num_positions, hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
     )  # fmt: skip
 
 
@@ -118,21 +122,27 @@ def _tokens(flow: Flow) -> int:
     )
 
 
-def _look_up(flow: Flow, entry: int) -> Record:
-    """The look-up of words behind the stream that the first layer reads."""
-    found = flow.region(entry, lambda record: record.name in {"mul", "add"})
+def _look_up(flow: Flow, entry: int) -> tuple[Record, int, float]:
+    """What enters the first layer: the look-up of words, the learned positions added to it, the share dropped."""
+    outer = dropout(flow, entry)
+    value, share = (entry, 0.0) if outer is None else outer[:2]
+    found = flow.region(value, lambda record: record.name in {"mul", "add"})
     record = flow.record_of(found.leaves[0]) if len(found.leaves) == 1 else None
     if record is None or record.name != "embedding" or flow.strip(record.inputs[1]) != flow.recording.ids:
         raise flow.unknown(entry, "enters the first layer, but is no look-up of words")
-    if any(flow.records[i].name == "add" for i in found.records):
-        raise flow.unknown(entry, "learned positions are captured, but have no canonical form yet")
-    flow.claim("embedding/embed", *found.records, flow.index_of(found.leaves[0]))
-    return record
-
-
-def _embedding(flow: Flow, sizes: ModelSpec, tokens: int) -> Block:
-    _look_up(flow, flow.recording.entry[flow.recording.layers[0].kind])
-    return embedding(sizes, tokens)
+    flow.claim("embedding/embed", flow.index_of(found.leaves[0]))
+    positions = 0
+    for i in found.records:
+        if flow.records[i].name == "add":
+            table = next((flow.made_by(v, "embedding") for v in flow.records[i].inputs if not flow.is_data(v)), None)
+            if table is None or positions:
+                raise flow.refused(flow.records[i], "is added to the words, but is no look-up of positions")
+            positions = flow.values[table.inputs[0]].shape[0]
+            flow.claim("positions/positions", i, flow.index_of(table.outputs[0]))
+    flow.claim("embedding/embed", *found.records)
+    if outer is not None:
+        flow.claim("positions/positions.dropout" if positions else "embedding/embed.dropout", *outer[2])
+    return record, positions, share
 
 
 def _layer(
@@ -207,6 +217,11 @@ def _parallel(lift: Lift, total: int, stream: int, branch: int, sides: tuple[int
 
 def _half(lift: Lift, name: str, half: Callable[[Lift, int], str], branch: int) -> str:
     """A branch, with a norm behind it where there is one (Gemma 2, OLMo 2)."""
+    dropped = dropout(lift.flow, branch)
+    if dropped is not None:
+        y = _half(lift, name, half, dropped[0])
+        lift.claim(f"{name}.dropout", *dropped[2])
+        return lift.w.dropout(f"{name}.dropout", y, f"{name}.dropout.out", Component.RESIDUAL)
     try:
         behind = norm(lift.flow, branch)
         if behind is None or behind.gate is not None:
@@ -267,9 +282,10 @@ def _layer_spec(flow: Flow, lift: Lift, parts: list[str], result: int) -> LayerS
         raise flow.unknown(result, f"ends a layer of {len(mixers)} mixers and {len(mlps)} MLPs; one of each has a form")
     mixer = MIXERS[mixers[0]] if mixers else Mixer.NONE
     attends = mixer is Mixer.ATTENTION
+    rotates = not attends or lift.traits.get("rope", True)
     return LayerSpec(
         mixer=mixer, mlp=mlps[0] if mlps else Mlp.NONE, window=lift.layer.window if attends else 0,
-        chunk=lift.layer.chunk if attends else 0, rope=not attends or lift.traits.get("rope", True),
+        chunk=lift.layer.chunk if attends else 0, rope=rotates or bool(lift.model.max_positions),
         indexed=lift.traits.get("indexed", False),
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ def _core(lift: Lift, context: int) -> _Core:
     record = lift.need(flow.made_by(context, "attention"), context, "core of attention")
     named = {name: ref.value for name, ref in record.arguments if isinstance(ref, Ref)}
     if "dropout" in dict(record.arguments):
-        raise flow.refused(record, "dropout of attention's probabilities is captured, but has no canonical form yet")
+        lift.share("attention.core_dropout", "attention.scores")
     _, num_heads, _, qk = flow.values[named["query"]].shape
     _, num_kv_heads, _, _ = flow.values[named["key"]].shape
     lift.claim("attention.scores", flow.index_of(context))

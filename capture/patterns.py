@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from capture.flow import Flow, Region, Source
 from capture.records import Record, Value
 
-__all__ = ["Activation", "Grouped", "NormFound", "Product", "activation", "grouped", "norm", "product", "rotation"]
+__all__ = [
+    "Activation",
+    "Grouped",
+    "NormFound",
+    "Product",
+    "activation",
+    "dropout",
+    "grouped",
+    "norm",
+    "product",
+    "rotation",
+]
 
 POINTWISE = frozenset(
     """silu gelu relu sigmoid tanh mul add sub clamp pow neg softplus exp square hardswish leaky_relu
@@ -232,6 +243,18 @@ def rotation(flow: Flow, value: int) -> Region | None:
     arithmetic = {name: counts[name] for name in ROTATING - JOINING if counts[name]}
     known = [r for r in ROTATIONS if {name: n for name, n in r.items() if name not in JOINING} == arithmetic]
     return found if any(r.get("cat", 0) <= counts["cat"] <= r.get("cat", 0) + 1 for r in known) else None
+
+
+def dropout(flow: Flow, value: int) -> tuple[int, float, tuple[int, ...]] | None:
+    """Of x times a random mask: x, the share left out, and the record."""
+    times = flow.made_by(value, "mul")
+    for x, mask in () if times is None or len(times.inputs) != 2 else (times.inputs, times.inputs[::-1]):
+        drawn = flow.made_by(mask, "div_", "bernoulli_", "bernoulli")
+        drawn = flow.made_by(drawn.inputs[0], "bernoulli_") if drawn is not None and drawn.name == "div_" else drawn
+        if times is not None and drawn is not None and flow.is_data(x):
+            kept = next(a for a in drawn.arguments if isinstance(a, float))
+            return x, round(1.0 - kept, 9), (flow.index_of(times.outputs[0]),)
+    return None
 
 
 def activation(flow: Flow, value: int) -> Activation | None:

@@ -170,15 +170,17 @@ def _check_layers(spec: ModelSpec, graph: OpGraph) -> None:
     if tuple(kind.layer for kind in graph.sequence if kind.layer is not None) != spec.layer_specs:
         raise ValueError("sequence must run the layers of model, in their order; it does not")
     ends = [kind for kind in graph.sequence if kind.layer is None]
-    if ends != [BlockKind.EMBEDDING, BlockKind.HEAD]:
-        raise ValueError(f"sequence must have one embedding and one head, but got {[kind.value for kind in ends]}")
+    positions = [BlockKind.POSITIONS] * bool(spec.max_positions)
+    if ends != [BlockKind.EMBEDDING, *positions, BlockKind.HEAD]:
+        got = [kind.value for kind in ends]
+        raise ValueError(f"sequence must have one embedding and one head, positions if the model has, but got {got}")
 
 
 def _read_block(value: object, where: str) -> Block:
     block = _mapping(value, where)
     _check_keys(block, ("kind", "input", "tensors", "ops"), where)
     kind = block["kind"]
-    ends = [k.value for k in (BlockKind.EMBEDDING, BlockKind.HEAD)]
+    ends = [k.value for k in (BlockKind.EMBEDDING, BlockKind.POSITIONS, BlockKind.HEAD)]
     if isinstance(kind, str) and kind not in ends:
         raise ValueError(f"{where}.kind must be one of {ends} or the fields of a layer, but got {shown(kind)}")
     if not isinstance(kind, str):

@@ -22,7 +22,7 @@ EQUAL = (
     "llama", "llama, biased", "mistral", "mixtral", "phi3", "gemma", "qwen2", "qwen2_moe", "qwen2_moe, a dense layer",
     "qwen3", "qwen3, biased", "qwen3_moe", "qwen3_moe, a dense layer", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
     "minimax_m2", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v3, low-rank queries", "kimi_k2", "glm4_moe",
-    "nemotron_h", "nemotron_h, latent experts", "gpt_neox",
+    "nemotron_h", "nemotron_h, latent experts", "gpt2", "gpt_neox",
 )  # fmt: skip
 """Families whose captured graph is the built one, op by op."""
 CLASSES = {"kimi_k2": ["DeepseekV3ForCausalLM"]}  # as the publisher's file names them

@@ -35,6 +35,7 @@ TORN = (
     "qwen3_5_moe_text",
     "nemotron_h",
     "deepseek_v32",
+    "gpt2",
 )
 SYSTEM = catalog.cluster("dgx_h100", 16)
 
