@@ -312,6 +312,8 @@ def _cases() -> Iterator[Case]:
             yield Case(name=f"hypervolume.{sampler.value}.{name}", unit="1", better="higher", measure=share)
     yield Case(name=f"capture_s.{MAIN}", unit="s", better="lower", measure=partial(_captured, "capture_s"))
     yield Case(name=f"graph_bytes.{MAIN}", unit="B", better="lower", measure=partial(_captured, "graph_bytes"))
+    peak = partial(_captured, "peak_rss_bytes")
+    yield Case(name=f"peak_rss_bytes.capture_{MAIN}", unit="B", better="lower", measure=peak)
     ratio = partial(_captured, "sweep_captured_over_spec")
     yield Case(name="sweep_captured_over_spec", unit="1", better="higher", measure=ratio)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)

@@ -6,6 +6,8 @@ The config of DeepSeek-V3 is made from the shipped model's sizes, so that an ins
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -20,7 +22,7 @@ from estimator.model_io import load_model
 from search.space import load_space
 from spaces import MODELS
 
-__all__ = ["capture_s", "graph_bytes", "sweep_captured_over_spec"]
+__all__ = ["capture_s", "captured", "graph_bytes", "peak_rss_bytes", "sweep_captured_over_spec"]
 
 MODEL = "deepseek_v3"
 NUM_CAPTURES = 5
@@ -43,7 +45,8 @@ def _config(model: ModelSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _captured() -> CapturedModel:
+def captured() -> CapturedModel:
+    """DeepSeek-V3, captured from a config of its sizes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         path.write_text(json.dumps(_config(load_model(MODEL, [MODELS]))), encoding="utf-8")
@@ -52,19 +55,30 @@ def _captured() -> CapturedModel:
 
 def capture_s() -> float:
     """Forward and backward of 671 B parameters to the canonical graph, imports done."""
-    _captured()
+    captured()
     return median(_timed() for _ in range(NUM_CAPTURES))
 
 
 def _timed() -> float:
     start = time.perf_counter()
-    _captured()
+    captured()
     return time.perf_counter() - start
+
+
+def peak_rss_bytes() -> float:
+    """Of a process that captures the model alone: the framework's own memory included."""
+    code = (
+        "from search.bench_capture import captured\ncaptured()\n"
+        "(line,) = (line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(int(line.split()[1]) * 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    return float(done.stdout.split()[-1])
 
 
 def graph_bytes() -> float:
     """The file of the 61 layers."""
-    return float(len(graph_text(_captured())))
+    return float(len(graph_text(captured())))
 
 
 def sweep_captured_over_spec() -> float:
@@ -72,6 +86,6 @@ def sweep_captured_over_spec() -> float:
     from search.sweep import measure_rate
 
     space = load_space(MODEL)
-    captured = replace(space, model=_captured())
+    ours = replace(space, model=captured())
     plain = replace(space, model=replace(space.model, num_mtp_layers=0, mtp_layer=None))
-    return median(measure_rate(captured)[0] / measure_rate(plain)[0] for _ in range(NUM_PAIRS))
+    return median(measure_rate(ours)[0] / measure_rate(plain)[0] for _ in range(NUM_PAIRS))
