@@ -82,8 +82,9 @@ def _link(wire: LinkSpec) -> str:
 
 
 def _table(key: str, values: Mapping[DType, float]) -> str:
-    if key == "gemm_ramp_k":
-        return ", ".join(f"{d.value} {v:g}" for d, v in values.items()) or f"{GEMM_RAMP_K:g}"
+    if key in {"gemm_ramp_k", "step_gemm"}:
+        unsaid = GEMM_RAMP_K if key == "gemm_ramp_k" else 1.0
+        return ", ".join(f"{d.value} {v:g}" for d, v in values.items()) or f"{unsaid:g}"
     if key == "gemm_efficiency":
         return ", ".join(f"{d.value} {v:.3g}" for d, v in values.items()) + " of peak"
     return ", ".join(f"{d.value} {v / TFLOPS:.6g}" for d, v in values.items()) + " TFLOPS"

@@ -31,7 +31,7 @@ _TIER_KEYS = ("name", "span", "bytes_per_s", "latency_s", "setup_s", "efficiency
               "source", "shape")  # fmt: skip
 MAX_NAME = 100  # characters
 _CHIP_KEYS = ("like", "name", "vendor", *TABLES, HEAD_DIMS, *SCALARS, "sources", "measured")
-_OPTIONAL = (*HOST, *CURVE, "gemm_ramp_k")
+_OPTIONAL = (*HOST, *CURVE, "step_attention", "step_gemm", "gemm_ramp_k")
 
 _BASES = {
     "_bytes": "B",

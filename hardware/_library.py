@@ -36,14 +36,14 @@ __all__ = [
     "source_text",
 ]
 
-TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency", "gemm_ramp_k")
+TABLES = ("matrix_flops_per_s", "vector_flops_per_s", "gemm_efficiency", "gemm_ramp_k", "step_gemm")
 HEAD_DIMS = "attention_head_dims"
 CURVE = ("kernel_s", "gemm_kernel_s", "attention_kernel_s", "attention_ramp_keys", "attention_tail",
          "attention_backward")  # fmt: skip
 HOST = ("host_bytes_per_s", "host_memory_bytes", "host_memory_bytes_per_s")
 SCALARS = (
     "num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "price_usd_per_hour", "failures_per_hour", "launch_s",
-    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown", *HOST, *CURVE,
+    "context_bytes", "attention_efficiency", "hbm_efficiency", "gemm_slowdown", *HOST, *CURVE, "step_attention",
 )  # fmt: skip
 _MEASURED = ("gemm_efficiency", "attention_efficiency", "hbm_efficiency", HEAD_DIMS, "gemm_ramp_k", *CURVE)
 EFFICIENCIES = ("gemm_efficiency", "attention_efficiency", "hbm_efficiency")

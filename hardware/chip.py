@@ -12,7 +12,8 @@ from hardware.site import LARGEST
 
 __all__ = ["ChipSpec"]
 
-_POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown", "attention_backward")
+_POSITIVE = ("num_sms", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "gemm_slowdown", "attention_backward",
+             "step_attention")  # fmt: skip
 _NOT_NEGATIVE = ("price_usd_per_hour", "failures_per_hour", "launch_s", "context_bytes", "host_bytes_per_s",
                  "host_memory_bytes", "host_memory_bytes_per_s", "kernel_s", "gemm_kernel_s", "attention_kernel_s",
                  "attention_ramp_keys", "attention_tail")  # fmt: skip
@@ -47,6 +48,9 @@ class ChipSpec:
         gemm_ramp_k: prologue and epilogue of an output tile, in steps of k, per format; 128 where none is given.
         gemm_kernel_s: ramp-up and drain of a matrix product on the device; kernel_s: of any other kernel.
         hbm_efficiency: achieved / peak bandwidth of long streams.
+        step_gemm, step_attention: seconds of matrix products (by format, 1 where none is given) and of attention in
+            published training steps / what measured operators say, over all chips alike: kernels of training beside
+            those of a benchmark.
         host_bytes_per_s: achieved bandwidth between the chip and its host, one way; both ways run side by side. 0:
             unknown, which refuses offload.
         host_memory_bytes: share of the host's memory that a chip may fill; host_memory_bytes_per_s: its share of the
@@ -83,6 +87,8 @@ class ChipSpec:
     attention_tail: float = 0.0
     attention_kernel_s: float = KERNEL_S
     attention_backward: float = 1.0
+    step_gemm: Mapping[DType, float] = field(default_factory=dict, hash=False)
+    step_attention: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
@@ -100,6 +106,8 @@ class ChipSpec:
                 self._check(f"{name}[{dtype.value}]", value, low=0.0, strict=True, high=high)
         for dtype, steps in self.gemm_ramp_k.items():
             self._check(f"gemm_ramp_k[{dtype.value}]", steps, low=0.0, strict=False, high=_MOST)
+        for dtype, factor in self.step_gemm.items():
+            self._check(f"step_gemm[{dtype.value}]", factor, low=0.0, strict=True, high=_MOST)
         for head_dim, share in self.attention_head_dims.items():
             achieved = share * self.attention_efficiency
             self._check(f"attention_head_dims[{head_dim}] of peak", achieved, low=0.0, strict=True, high=1.0)
@@ -133,6 +141,10 @@ class ChipSpec:
     def ramp_k(self, dtype: DType) -> float:
         """Steps of k that an output tile pays besides its own."""
         return self.gemm_ramp_k.get(dtype, GEMM_RAMP_K)
+
+    def gemm_overhead(self, dtype: DType) -> float:
+        """Seconds of a product inside a training step over those that operators alone say."""
+        return self.gemm_slowdown * self.step_gemm.get(dtype, 1.0)
 
     def attention_share(self, head_dim: float) -> float:
         """Causal-half FLOPs of long forward attention over the half-precision peak, at one head dim."""

@@ -184,7 +184,7 @@ class SystemSpec:
         if share is not None:
             told = f"software {software.name}: {software.sources.get('attention_share', 'given')}"
             sources = {**chip.sources, "attention_efficiency": told}
-            chip = replace(chip, attention_efficiency=share, sources=sources)
+            chip = replace(chip, attention_efficiency=share, step_attention=1.0, sources=sources)  # seen in steps
         parts = tuple(segment.running(software) for segment in self.segments)
         return replace(self, chip=chip, software=software, segments=parts)
 

@@ -19,7 +19,7 @@ from search.bands import Cell, Quantiles, Residual, cell_of, predicted_band, qua
 from search.cases import Case, Folds, Predict, case_of, fold_of, kin_of, predict_case
 from search.cores import Cores, remembered
 from search.measured import GROUP_COLUMNS, STRATEGY_COLUMNS, Row
-from search.parameters import PARAMETERS
+from search.parameters import PARAMETERS, unfitted
 from search.refit import refit
 from search.scores import Layout, ranking, repeat_noise, spread
 from search.time_parts import seconds_by_part
@@ -82,7 +82,7 @@ def examine(
 def _leave_out(cases: Sequence[Case], folds: Folds, tell: Tell) -> None:
     """Gives every case the configuration with parameters that were fitted to the rows outside its fold."""
     priced = [(case, case.config) for case in cases if case.config is not None]
-    configs = [config for _, config in priced]
+    configs = [unfitted(config) for _, config in priced]
     measured = [case.measured_s if case.complete and case.measured_s else math.nan for case, _ in priced]
     kin = [kin_of(config) for config in configs]
     labels = [fold_of(case, folds) for case, _ in priced]

@@ -18,8 +18,8 @@ from hardware.chip import ChipSpec
 
 __all__ = ["BACKENDS", "Backend", "Price", "by_priority", "kernel_seconds", "piece_seconds", "price"]
 
-MEMORY_TRAFFIC = 1.8  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
-# transposes, gradients of small weights; fit of the design study over published steps (docs/modelling.md)
+MEMORY_TRAFFIC = 1.3  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
+# transposes, gradients of small weights; fit of shared factors to 478 published steps (docs/accuracy.md)
 SCAN_EFFICIENCY = 0.5  # of a scan's small products against attention's, whose masks and exponentials it shares;
 # assumption: its matrices are as wide as one chunk and one head's state
 
@@ -67,7 +67,7 @@ class TileModel:
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of all waves."""
         groups, m, k, n = amount.gemm
-        overhead = chip.gemm_slowdown * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
+        overhead = chip.gemm_overhead(amount.dtype) * (self.GROUPED if op.kind is OpKind.GROUPED_MATMUL else 1.0)
         rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype] / overhead
         return tile_seconds(groups, m, k, n, num_sms=chip.num_sms, flops_per_s=rate, ramp_k=chip.ramp_k(amount.dtype))
 
@@ -93,7 +93,7 @@ class MeasuredAttention:
             batch * heads * query, key * op.visible, qk + value, num_sms=chip.num_sms,
             ramp_keys=chip.attention_ramp_keys, tail=chip.attention_tail,
         )  # fmt: skip
-        share = chip.attention_share(float(0.5 * (qk + value)))  # a head is whole: no rows
+        share = chip.attention_share(float(0.5 * (qk + value))) / chip.step_attention  # a head is whole: no rows
         longer = chip.attention_backward if op.phase is Phase.BACKWARD else 1.0
         return longer * (amount.flops * _formed(op) + op.passes * more) / (chip.peak(recipe.attention) * share)
 
@@ -113,9 +113,11 @@ class Roofline:
         if op.kind is OpKind.SCAN:
             return amount.flops / (chip.peak(recipe.attention) * (chip.attention_efficiency * SCAN_EFFICIENCY))
         if op.kind is OpKind.ATTENTION:
-            return amount.flops * _formed(op) / (chip.peak(recipe.attention) * chip.attention_efficiency)
+            rate = chip.peak(recipe.attention) * chip.attention_efficiency
+            return amount.flops * _formed(op) * chip.step_attention / rate
         if amount.matrix:
-            return amount.flops * chip.gemm_slowdown / (chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype])
+            rate = chip.peak(amount.dtype) * chip.gemm_efficiency[amount.dtype]
+            return amount.flops * chip.gemm_overhead(amount.dtype) / rate
         return amount.flops / chip.vector_flops_per_s[amount.dtype]
 
 

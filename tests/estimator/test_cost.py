@@ -61,7 +61,7 @@ def test_grouped_products_take_no_less_time_with_more_groups_and_more_than_one_p
 def test_a_large_product_takes_whole_waves_of_tiles():
     """4096^3 on 132 multiprocessors: 1024 tiles in 8 waves, each tile 2 * 128^2 * (4096 + ramp) FLOPs."""
     rate = H100.peak(BF16.gemm) * H100.gemm_efficiency[BF16.gemm] / 132
-    want = math.ceil(1024 / 132) * 2 * 128**2 * (4096 + H100.ramp_k(BF16.gemm)) * H100.gemm_slowdown / rate
+    want = math.ceil(1024 / 132) * 2 * 128**2 * (4096 + H100.ramp_k(BF16.gemm)) * H100.gemm_overhead(BF16.gemm) / rate
     assert seconds(gemm(4096, 4096, 4096)).compute_s == pytest.approx(want, rel=1e-14)
 
 
@@ -113,7 +113,10 @@ def test_attention_without_measurements_runs_at_one_share_of_peak():
     chip = catalog.chip("mi300x")
     p = price(named(b, "attention.core"), b, chip, BF16)
     flops = attention_flops(8192, LLAMA.num_heads, LLAMA.head_dim)
-    assert (p.source, p.compute_s) == ("roofline", flops / (chip.peak(BF16.attention) * chip.attention_efficiency))
+    assert (p.source, p.compute_s) == (
+        "roofline",
+        flops * chip.step_attention / (chip.peak(BF16.attention) * chip.attention_efficiency),
+    )
 
 
 def test_measured_attention_pays_a_ramp_for_every_row_and_waits_for_the_longest_tile():
@@ -121,7 +124,7 @@ def test_measured_attention_pays_a_ramp_for_every_row_and_waits_for_the_longest_
     flops = attention_flops(8192, heads, dim) + 4 * dim * 8192 * heads * H100.attention_ramp_keys
     flops += 4 * dim * 128 * 8192 * 132 * H100.attention_tail
     p = price(named(b, "attention.core"), b, H100, BF16)
-    rate = H100.peak(BF16.attention) * H100.attention_share(dim)
+    rate = H100.peak(BF16.attention) * H100.attention_share(dim) / H100.step_attention
     assert p.compute_s == pytest.approx(flops / rate, rel=1e-14)
     assert p.seconds == p.compute_s + H100.attention_kernel_s
 
@@ -143,7 +146,7 @@ def test_attention_gets_nearer_to_its_share_of_peak_with_longer_sequences_and_mo
         return p.work.flops / (p.seconds * H100.peak(BF16.attention))
 
     shares = [share(2.0**e) for e in range(10, 18)]
-    most = H100.attention_share(LLAMA.head_dim)
+    most = H100.attention_share(LLAMA.head_dim) / H100.step_attention
     assert shares == sorted(shares)
     assert 0.97 * most < shares[-1] < most  # a ramp of 380 keys in 131,072
     assert share(4096.0, tp=8) < share(4096.0)
