@@ -148,7 +148,7 @@ def test_a_replay_that_is_interrupted_leaves_a_finished_run_and_search_replay_co
     assert (said.code, said.out) == (130, "")
     assert said.err.endswith("interrupted; the front is written; replay its finalists with: search replay run\n")
     run = RunFolder.open(tmp_path / "run")
-    assert (run.state, len(run.read_replays()), len(run.read_front())) == ("done", 1, 23)
+    assert (run.state, len(run.read_replays()), len(run.read_front())) == ("done", 1, 25)
     assert run.manifest["seconds"]["replay"] > 0
     monkeypatch.setattr(replays, "replay_step", whole)
     assert search("replay", "run", "--top", "1").code == 0

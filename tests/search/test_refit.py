@@ -12,7 +12,7 @@ from hardware.catalog import chip_names
 from search.configuration import configuration
 from search.cores import Cores
 from search.measured import Row, read_rows
-from search.parameters import PARAMETERS, SystemFactor, silicon_of
+from search.parameters import PARAMETERS, SHIPPED, SystemFactor, silicon_of, unfitted
 from search.refit import refit
 from search.validate import Folds, validate
 from tests.search.measured_rows import cells, write
@@ -172,16 +172,28 @@ def test_cores_share_the_work_and_answer_in_order():
 
 @pytest.fixture(scope="module")
 def two_groups(tmp_path_factory):
-    """Rows of two models on one chip, of two families each, all a tenth slower than predicted."""
+    """Rows of two models on one chip, of two families each, all a tenth slower than operators say."""
     path = tmp_path_factory.mktemp("rows") / "t.csv"
     rows = [
         cells(case_id=f"{layers}-{m}", layers=layers, micro_batch=m, family=f"of {m}", step_time_s="1")
         for layers in ("16", "32")
         for m in ("1", "2")
     ]
-    predicted = [c["predicted_step_time_s"] for c in validate(read_rows(write(path, *rows)))["cases"]]
+    configs = [unfitted(configuration(row)) for row in read_rows(write(path, *rows))]
+    predicted = [float(evaluate(c.model, c.strategy, c.system, c.workload).step_time_s) for c in configs]
     slower = [row | {"step_time_s": repr(1.1 * p)} for row, p in zip(rows, predicted, strict=True)]
     return path, slower
+
+
+def test_folds_start_from_what_operators_say_and_not_from_what_is_shipped():
+    shipped = configuration(_row(framework="megatron-lm"))
+    plain = unfitted(shipped)
+    chip = plain.system.chip
+    assert (dict(chip.step_gemm), chip.step_attention) == ({}, 1.0)
+    assert chip.hbm_bytes_per_s == pytest.approx(shipped.system.chip.hbm_bytes_per_s * SHIPPED["memory traffic"])
+    host = [c.system.software.dense_layer_s for c in (shipped, plain)]
+    assert host[0] / host[1] == pytest.approx(SHIPPED["host time of layers"])
+    assert {p.name for p in PARAMETERS} >= set(SHIPPED)
 
 
 def test_left_out_rows_are_predicted_from_the_others(two_groups):
