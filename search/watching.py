@@ -13,7 +13,7 @@ __all__ = [
 
 
 FIRST_RUN = "; compiling the sweep (first run only, two to three minutes)"
-COMPILING = "compiling the estimator (first run only, about a minute)"
+COMPILING = "compiling the estimator (first run only, one to three minutes)"
 
 
 def is_compiled_here(function: Any) -> bool:  # noqa: ANN401 - numba's types

@@ -78,6 +78,8 @@ def _translate(config: Mapping[str, Any]) -> Fields:
     for kind in (model_type, inner.get("model_type") if isinstance(inner, Mapping) else None):
         if isinstance(kind, str) and kind in UNMODELLED:
             raise ValueError(f"model_type {kind!r} is not modelled: {UNMODELLED[kind]}; have {sorted(ARCHITECTURES)}")
+    if model_type is None and not isinstance(inner, Mapping):
+        raise ValueError(f"model_type is absent, which names the architecture; give one of {sorted(ARCHITECTURES)}")
     raise ValueError(f"model_type {shown(model_type)} is not a known architecture; have {sorted(ARCHITECTURES)}")
 
 

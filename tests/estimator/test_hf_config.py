@@ -250,7 +250,15 @@ def test_what_cannot_be_expressed_is_refused_by_name_with_the_reason(model_type:
             ModelSpec.from_hf_config(config)
 
 
-@pytest.mark.parametrize("model_type", ["bert", None, ["llama"], 7, {}])
+def test_a_config_without_a_model_type_is_told_so() -> None:
+    for config in ({}, {key: value for key, value in LLAMA.items() if key != "model_type"}):
+        with pytest.raises(
+            ValueError, match="^model_type is absent, which names the architecture; give one of .*'llama'"
+        ):
+            ModelSpec.from_hf_config(config)
+
+
+@pytest.mark.parametrize("model_type", ["bert", ["llama"], 7, {}])
 def test_it_refuses_an_unknown_architecture_by_its_model_type(model_type: object) -> None:
     with pytest.raises(ValueError, match="^model_type .* is not a known architecture; have .*'llama'"):
         ModelSpec.from_hf_config(LLAMA | {"model_type": model_type})
