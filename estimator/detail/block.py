@@ -208,9 +208,9 @@ class BlockWriter:
         self, script: Script, op: Op, category: Category, *, after: list[int] | None = None, part: _Part = WHOLE
     ) -> int:
         """One op, or a part of it: its share of the time, and of a GEMM no less than its traffic takes."""
-        seconds = self._seconds(op) * part.share
+        whole = self._seconds(op)
+        seconds = whole * part.share
         if part.share < 1.0 and op.kind is OpKind.MATMUL:
-            whole = self._seconds(op)
             seconds = float(piece_seconds(op, whole, part.share, self.block, self.system.chip, self.recipe))
         alloc, free = self.lives.get((op.phase, op.name), (0.0, 0.0))
         return script.compute(
