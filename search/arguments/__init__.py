@@ -1,0 +1,14 @@
+"""What each command takes. One room per kind of command; none imports a command, so that help answers at once."""
+
+from __future__ import annotations
+
+from search.arguments import graphs, hardware, points, runs, searches
+from search.arguments.parser import Commands, Parser
+
+__all__ = ["Commands", "Parser", "add_all"]
+
+
+def add_all(commands: Commands) -> None:
+    """Adds every command, in the order of the help."""
+    for room in (searches, runs, points, graphs, hardware):
+        room.add(commands)
