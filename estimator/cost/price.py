@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from estimator.cost.curves import FLASH_TILE, attention_flops, tile_seconds
-from estimator.cost.work import Work, work
+from estimator.cost.work import PRODUCTS, Work, work
 from estimator.graph import Block
 from estimator.op import Array, Op, OpKind, Phase, larger
 from estimator.precision import PrecisionRecipe, Role, apart
@@ -22,9 +22,6 @@ MEMORY_TRAFFIC = 1.3  # bytes that streaming kernels move over the tensors they 
 # transposes, gradients of small weights; fit of shared factors to 478 published steps (docs/accuracy.md)
 SCAN_EFFICIENCY = 0.5  # of a scan's small products against attention's, whose masks and exponentials it shares;
 # assumption: its matrices are as wide as one chunk and one head's state
-
-
-PRODUCTS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
 
 
 class Price(NamedTuple):

@@ -9,8 +9,12 @@ from estimator.op import Array, Op, OpKind, Phase, product
 from estimator.precision import PrecisionRecipe, Role
 from hardware.dtype import DType
 
-__all__ = ["Work", "work"]
+__all__ = ["Work", "work", "written_bytes"]
 
+PRODUCTS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
+WHOLE = frozenset(
+    {OpKind.SCAN, OpKind.INDEX, OpKind.SCORES, OpKind.CONTEXT, OpKind.ATTENTION}
+)  # of them nothing is held
 VECTOR_FLOPS_PER_ELEMENT = 8.0  # norms, rotations and activations take 5 to 10; all are bound by memory
 
 
@@ -70,6 +74,19 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
         nbytes = nbytes + tensor.elements * recipe.widths[tensor.role]
     flops = VECTOR_FLOPS_PER_ELEMENT * elements
     return Work(flops, op.passes * nbytes, DType.FP32, False)
+
+
+def written_bytes(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
+    """Of the bytes that `work` counts, those written to HBM; it reads the others."""
+    amount = work(op, block, recipe)
+    if op.kind in PRODUCTS:
+        groups, m, _, n = amount.gemm
+        return groups * m * n * (recipe.grad_bytes if op.phase is Phase.WEIGHT_GRAD else recipe.activation.nbytes)
+    total: Array = 0.0
+    for name in op.outputs:
+        if name not in op.held or op.kind in WHOLE:
+            total = total + block.tensors[name].elements * recipe.widths[block.tensors[name].role]
+    return op.passes * total
 
 
 def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRecipe) -> Work:

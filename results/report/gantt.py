@@ -14,13 +14,12 @@ import numpy as np
 
 from estimator.schedule import Kind, Order
 from hardware.units import GIB
+from results.colours import PASS_COLOURS
 from results.files import write_bytes
 from results.report.text import clip
 
 __all__ = ["Lane", "alive", "save_gantt", "text_gantt"]
 
-# Okabe and Ito 2008, "Color Universal Design".
-COLOURS = {Kind.F: "#56B4E9", Kind.B: "#E69F00", Kind.W: "#009E73", Kind.BW: "#D55E00", Kind.PAIR: "#CC79A7"}
 LETTERS = {Kind.F: "F", Kind.B: "B", Kind.W: "W", Kind.BW: "R", Kind.PAIR: "P"}
 WORDS = {Kind.F: "F forward", Kind.B: "B input gradient", Kind.W: "W weight gradient", Kind.BW: "R full backward",
          Kind.PAIR: "P forward beside a backward"}  # fmt: skip
@@ -94,7 +93,7 @@ def save_gantt(path: Path, lanes: Sequence[Lane], *, title: str = "") -> None:
     grid = figure.subplots(2 * len(lanes), 1, sharex=True, squeeze=False, height_ratios=[tall, 0.6] * len(lanes))
     most = max(lane.peak_bytes for lane in lanes) / GIB
     for lane, top, strip in zip(lanes, grid[::2, 0], grid[1::2, 0], strict=True):
-        for kind, colour in COLOURS.items():
+        for kind, colour in PASS_COLOURS.items():
             boxes = [
                 [(s, rank - 0.45), (e, rank - 0.45), (e, rank + 0.45), (s, rank + 0.45)]
                 for rank, items in enumerate(lane.passes)
@@ -112,9 +111,11 @@ def save_gantt(path: Path, lanes: Sequence[Lane], *, title: str = "") -> None:
         strip.set_ylabel(f"GiB, rank {lane.worst}", fontsize=9)
     grid[0, 0].set_xlim(0.0, max(lane.span for lane in lanes))
     grid[-1, 0].set_xlabel("seconds of a step's passes; below each: activations of the fullest rank", fontsize=12)
-    used = [kind for kind in COLOURS if any(x.kind is kind for lane in lanes for items in lane.passes for x in items)]
+    used = [
+        kind for kind in PASS_COLOURS if any(x.kind is kind for lane in lanes for items in lane.passes for x in items)
+    ]
     figure.legend(
-        handles=[Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in used], loc="outside upper right",
+        handles=[Patch(color=PASS_COLOURS[kind], label=WORDS[kind]) for kind in used], loc="outside upper right",
         ncols=len(used), fontsize=10,
     )  # fmt: skip
     figure.suptitle(clip(title, 90), fontsize=14, x=0.01, ha="left")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from estimator.result import column
 from hardware.units import GIB
+from results.colours import DISTINCT, RULE
 from results.files import write_bytes
 from results.pareto import non_dominated
 from results.report.text import clip
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save_front"]
 
-# Okabe and Ito 2008, "Color Universal Design": told apart with any common colour vision. Shapes repeat the message.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
+_SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")  # repeat what the colours say
 _LOG_FROM = 8.0  # a log axis from this ratio of largest to smallest on; below, its ticks are unreadable
 
 
@@ -57,7 +56,7 @@ def save_front(
     _label(axes, x, "x", front)
     _label(axes, y, "y", front)
     axes.set_title(clip(title or f"{len(front)} points of the front", 90), fontsize=15)
-    axes.grid(visible=True, color="#DDDDDD", linewidth=0.8)
+    axes.grid(visible=True, color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title=colour, fontsize=12, title_fontsize=12)
@@ -78,11 +77,11 @@ def _draw_staircase(axes: Axes, front: Table, x: str, y: str) -> None:
 def _draw_points(figure: Figure, axes: Axes, front: Table, x: str, y: str, colour: str) -> None:
     across, upward, groups = _shown(x, front[x]), _shown(y, front[y]), front[colour]
     values = sorted(set(groups.tolist()))
-    if len(values) > len(_COLOURS) and groups.dtype.kind in "iuf":
+    if len(values) > len(DISTINCT) and groups.dtype.kind in "iuf":
         points = axes.scatter(across, upward, c=groups.astype(np.float64), cmap="cividis", s=42)
         figure.colorbar(points, ax=axes, label=colour)
         return
-    styles = itertools.cycle(zip(_COLOURS, _SHAPES, strict=True))
+    styles = itertools.cycle(zip(DISTINCT, _SHAPES, strict=True))
     for value, (shade, shape) in zip(values, styles, strict=False):
         mask = groups == value
         label = clip(str(value), 40)

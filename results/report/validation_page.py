@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from results.colours import MANY
 from results.report.validation import Report, validation_table
 
 __all__ = ["Told", "validation_page"]
@@ -18,10 +19,6 @@ __all__ = ["Told", "validation_page"]
 WIDTH, HEIGHT, MARGIN = 560.0, 360.0, 48.0
 WORST_SHOWN = 0.5  # errors beyond it are drawn at the edge
 BINS = 20
-# Paul Tol's bright and medium-contrast schemes: apart for colour-blind eyes
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255", "#997700", "#225522",
-           "#994455", "#6699cc")  # fmt: skip
-
 STYLE = (
     "body{font:15px/1.4 sans-serif;margin:2em auto;max-width:75em;color:#222}"
     "svg{background:#fff;border:1px solid #ddd;margin:.3em}"
@@ -61,7 +58,7 @@ def validation_page(report: Report, told: Sequence[Told], title: str) -> str:
         for case, about in zip(report["cases"], told, strict=True)
         if case["error"] is not None
     ]  # fmt: skip
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted({dot.family for dot in dots}))}
+    colours = {name: MANY[i % len(MANY)] for i, name in enumerate(sorted({dot.family for dot in dots}))}
     figures = [_scatter(dots, colours)] if dots else []
     figures += [_residuals(dots, colours, "chips", lambda t: t.num_gpus), _residuals(
         dots, colours, "tokens of a sequence", lambda t: t.seq), _by_format(dots, colours)] if dots else []  # fmt: skip

@@ -1,8 +1,10 @@
-"""Commands about captured graphs: capture."""
+"""Commands about graphs of operations: capture, and the group `graph`."""
 
 from __future__ import annotations
 
-from search.arguments.parser import Commands, positive
+import argparse
+
+from search.arguments.parser import Commands, add_set, positive, whole
 
 __all__ = ["add"]
 
@@ -20,3 +22,36 @@ def add(commands: Commands) -> None:
     capture.add_argument("--layers", type=positive, metavar="N", help="the first N layers only")
     capture.add_argument("--allow-unknown", action="store_true", help="price unknown operations as memory-bound")
     capture.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
+    group = commands.group("graph", "looks at graphs of operations: captured ones, models, configurations")
+    _add_show(group)
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """Adds what says how a graph is looked at: of a model by itself, or of a configuration."""
+    parser.add_argument("--seq", type=positive, metavar="N", help="of a model: tokens (default 4096)")
+    parser.add_argument("--backward", action="store_true", help="of a model: gradients too")
+    parser.add_argument("--precision", metavar="RECIPE", help="of a model: default bf16")
+    parser.add_argument("--chip", metavar="NAME", help="of a model: price its operations on that chip")
+    parser.add_argument("--reference", metavar="NAME", help="of a configuration: the named point of its file")
+    add_set(parser)
+
+
+GRAPH = "a captured graph, a model (name, file, config.json), a configuration (NAME:POINT, space file, RUN:ID)"
+
+
+def _add_show(group: Commands) -> None:
+    show = group.add(
+        "show",
+        "graph_show",
+        "a graph as a tree of scopes: FLOPs, bytes, parameters, seconds at any depth",
+        example="search graph show deepseek_v3 --depth 4 --metric flops",
+    )
+    show.add_argument("config", metavar="GRAPH|CONFIG", help=GRAPH)
+    show.add_argument("--depth", type=whole, metavar="N", help="0 the model, 2 its distinct layers (default 3)")
+    show.add_argument("--metric", metavar="NAME", help="one of them with its shares: flops, read_bytes, seconds, ...")
+    show.add_argument("--by", choices=("scope", "part"), default="scope", help="part: attention, MLP, norm, ...")
+    show.add_argument(
+        "--source", action="store_true", help="of a captured graph: where in the model's code ops come from"
+    )
+    show.add_argument("--csv", action="store_true", help="the rows as CSV")
+    add_subject(show)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-
-from estimator.build import build
-from estimator.cost.price import BACKENDS, price
-from estimator.cost.table import _Pricer
-from estimator.graph import Block
-from estimator.imbalance import Routing
-from estimator.op import Array, Op, OpKind, Phase
-from estimator.passes import lower, recompute
-from estimator.precision import PrecisionRecipe, recipe
+from estimator.inventory import Entry
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.text import clip, columns
+from search.commands.graph_subject import priced_graph
 from search.commands.point import Point
 
 __all__ = ["PricedOp", "ops_table", "price_ops"]
-
-PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT_GRAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,61 +33,19 @@ class PricedOp:
 
 def price_ops(point: Point) -> list[PricedOp]:
     """Ops in the order of the model, phase by phase. Traffic that overlap hides is listed with its full seconds."""
-    if point.system.segments:
-        law = "operations are listed for chips of one kind, but got a system of segments"
-        raise ValueError(f"{law} ({point.system.told_chips}); leave --ops out, or name one cluster")
-    r = recipe(point.strategy.precision)
-    routing = Routing.of(point.model, point.workload)
-    graph = lower(build(point.model, point.workload.seq), point.strategy, r, routing)
-    graph = recompute(graph, point.strategy.recompute)
-    pricer = _Pricer(point.strategy, point.system, r, tuple(BACKENDS))
-    priced = []
-    for kind in graph.kinds:
-        times = graph.sequence.count(kind)
-        for phase in PHASES:
-            priced += list(_ops(point, graph.blocks[kind], phase, times, r, pricer))
-    return priced
+    return [_listed(entry) for entry in priced_graph(point)[1]]
 
 
-def _ops(
-    point: Point, block: Block, phase: Phase, times: int, r: PrecisionRecipe, pricer: _Pricer
-) -> Iterator[PricedOp]:
-    for op in block.of_phase(phase):
-        if op.kind is OpKind.COLLECTIVE:
-            yield _traffic(op, block, times, _number(pricer.traffic_seconds(op)))
-            continue
-        p = price(op, block, point.system.chip, r)
-        yield PricedOp(
-            block=block.kind.value,
-            times=times,
-            name=op.name,
-            kind=op.kind.value,
-            phase=op.phase.value,
-            flops=_number(p.work.flops),
-            hbm_bytes=_number(p.work.nbytes),
-            link_bytes=0.0,
-            seconds=_number(p.seconds),
-            bound="compute" if _number(p.compute_s) >= _number(p.memory_s) else "memory",
-            source=p.source,
-        )
-
-
-def _traffic(op: Op, block: Block, times: int, seconds: float) -> PricedOp:
-    assert op.collective is not None
-    assert op.group is not None
+def _listed(entry: Entry) -> PricedOp:
+    op = entry.op
+    kind = op.kind.value
+    if op.collective is not None and op.group is not None:
+        kind = f"{op.collective.value} {op.group.value}"
     return PricedOp(
-        block=block.kind.value,
-        times=times,
-        name=op.name,
-        kind=f"{op.collective.value} {op.group.value}",
-        phase=op.phase.value,
-        flops=0.0,
-        hbm_bytes=0.0,
-        link_bytes=_number(op.payload),
-        seconds=seconds,
-        bound="link",
-        source="link",
-    )
+        block=entry.block.kind.value, times=entry.times, name=op.name, kind=kind, phase=op.phase.value,
+        flops=entry.flops, hbm_bytes=entry.read_bytes + entry.written_bytes, link_bytes=entry.link_bytes,
+        seconds=entry.seconds, bound=entry.bound, source=entry.source,
+    )  # fmt: skip
 
 
 def ops_table(ops: list[PricedOp]) -> str:
@@ -123,7 +70,3 @@ def ops_table(ops: list[PricedOp]) -> str:
         ]
         out += columns(["op", "kind", "FLOPs", "bytes", "seconds", "bound", "source"], cells, left=2)
     return "\n".join(out) + "\n"
-
-
-def _number(value: Array) -> float:
-    return float(np.asarray(value, dtype=np.float64).reshape(-1)[0])

@@ -1,0 +1,67 @@
+"""`search graph show`: a graph as a tree of scopes, with what each does and takes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from estimator.captured import CapturedModel
+from estimator.hierarchy import GraphHierarchy
+from results.colours import PART_COLOURS
+from results.report import csv_text
+from results.report.graph_tree import part_rows, rows_table, scope_rows, tree_lines
+from results.report.text import hanging
+from search.commands.answer import answer, write
+from search.commands.graph_subject import GraphSubject, read_subject
+from search.commands.point import model_line
+
+__all__ = ["run"]
+
+DEPTH = 3
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the tree, the parts, or where each op of a captured graph comes from."""
+    subject = read_subject(args, args.config)
+    if args.source:
+        return _show_sources(args, subject)
+    tree = GraphHierarchy(subject.name, subject.entries)
+    if args.by == "part" and args.depth is not None:
+        raise ValueError("--depth is for scopes, but --by part has none; leave one of them out")
+    rows = part_rows(tree) if args.by == "part" else scope_rows(tree, DEPTH if args.depth is None else args.depth)
+    lines = tree_lines(subject.name, rows, args.metric)
+    if args.csv:
+        write(args, csv_text(rows_table(rows)))
+        return 0
+    data: dict[str, Any] = {
+        "name": subject.name, "of": subject.told, "rows": rows,
+        "colours": {part.value: colour for part, colour in PART_COLOURS.items()},
+    }  # fmt: skip
+    answer(args, text="\n".join([*_head(subject), "", *lines]) + "\n", data=data)
+    return 0
+
+
+def _head(subject: GraphSubject) -> list[str]:
+    return [model_line(subject.model), *hanging("", f"{subject.told}; amounts are of all runs of a scope")]
+
+
+def _show_sources(args: argparse.Namespace, subject: GraphSubject) -> int:
+    model = subject.captured
+    if model is None:
+        law = "--source tells where captured operations come from"
+        raise ValueError(f"{law}, but {args.config} was built from sizes; search capture makes a graph from its code")
+    rows = _source_rows(model)
+    lines: list[str] = []
+    for row in rows:
+        lines += hanging(f"{row['op']}  ", f"{row['module']} {row['scope'] or '(the model)'}, {row['line']}")
+        lines += hanging("    ", ", ".join(f"{n} {name}" if n > 1 else name for name, n in row["ops"].items()))
+    answer(args, text="\n".join([*_head(subject), "", *lines]) + "\n", data={"name": subject.name, "sources": rows})
+    return 0
+
+
+def _source_rows(model: CapturedModel) -> list[dict[str, Any]]:
+    """Per op: the framework's operations that it stands for, their module and the line that called them."""
+    return [
+        {"op": name, "ops": dict(origin.ops), "scope": origin.scope, "module": origin.module, "line": origin.line}
+        for name, origin in model.captured.origins.items()
+    ]

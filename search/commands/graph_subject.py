@@ -1,0 +1,125 @@
+"""What commands about graphs look at: a captured graph, a model, or a configuration, and its ops with their amounts.
+
+Of a graph or a model: the logical ops of one sequence, before any split. Of a configuration: the ops of one rank for
+one micro-batch, split, fused and priced as an estimate prices them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import spaces
+from estimator.build import build
+from estimator.captured import CapturedModel
+from estimator.cost.price import BACKENDS
+from estimator.cost.table import _Pricer
+from estimator.graph import OpGraph
+from estimator.imbalance import Routing
+from estimator.inventory import Entry, inventory
+from estimator.model import ModelSpec
+from estimator.model_io import load_model, model_names
+from estimator.passes import lower, recompute
+from estimator.passes.differentiate import differentiate
+from estimator.precision import PrecisionRecipe, recipe
+from hardware.catalog import chip
+from search.commands.point import Point, read_point, split_named, split_run
+from search.space import shipped_spaces
+from search.yaml_lines import read_document
+
+__all__ = ["GraphSubject", "priced_graph", "read_subject"]
+
+SEQ = 4096  # of a model that is looked at by itself
+ALONE = ("seq", "precision", "chip")  # what a configuration says itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSubject:
+    """A graph under the name it was asked for. `told`: of what its amounts are; `point`: the configuration, if any."""
+
+    name: str
+    told: str
+    model: ModelSpec
+    graph: OpGraph
+    recipe: PrecisionRecipe
+    entries: tuple[Entry, ...]
+    point: Point | None = None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether its ops have seconds."""
+        return any(entry.bound for entry in self.entries)
+
+    @property
+    def captured(self) -> CapturedModel | None:
+        """The model as it was captured, where it was."""
+        return self.model if isinstance(self.model, CapturedModel) else None
+
+
+def read_subject(args: argparse.Namespace, target: str) -> GraphSubject:
+    """What `GRAPH|CONFIG` means, with the command line's options; ValueError names the file."""
+    return _of_point(args, target) if is_configuration(target) else _of_model(args, target)
+
+
+def is_configuration(target: str) -> bool:
+    """Whether a target names a space, one of its points or a row of a run; else it is a model or its graph."""
+    if split_named(target) is not None or split_run(target) is not None:
+        return True
+    path = Path(target)
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        content = read_document(path).value
+        return isinstance(content, dict) and "model" in content
+    return not path.exists() and target in shipped_spaces() and target not in model_names([spaces.MODELS])
+
+
+def _of_model(args: argparse.Namespace, target: str) -> GraphSubject:
+    if args.overrides:
+        raise ValueError(f"--set changes a configuration, but {target} is a model; name a space file, or leave it out")
+    model = load_model(target, [spaces.MODELS])
+    phase = model.captured.phase if isinstance(model, CapturedModel) else "train"
+    seq, chosen = args.seq or SEQ, recipe(args.precision or "bf16")
+    graph = build(model, seq)
+    if args.backward:
+        if phase != "train":
+            raise ValueError(f"{target}: is a graph of phase {phase}, which has no backward; leave --backward out")
+        graph = differentiate(graph)
+    on = None if args.chip is None else chip(args.chip)
+    what = f"one token behind a cache of {seq}" if phase == "decode" else f"one sequence of {seq} tokens"
+    told = f"{what}, {'forward and backward' if args.backward else 'forward'}, {chosen.name}"
+    return GraphSubject(
+        name=model.name, told=f"{told}, on one {on.name}" if on else told, model=model, graph=graph, recipe=chosen,
+        entries=inventory(graph, chosen, on),
+    )  # fmt: skip
+
+
+def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
+    for name in ALONE:
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} is for a model, but {target} is a configuration, which says it; use --set")
+    point = read_point(target, args.reference, args.overrides)
+    try:
+        point = point.settled()
+        graph, entries = priced_graph(point)
+    except ValueError as error:
+        raise ValueError(f"{target}: {error}") from error
+    told = f"one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
+    return GraphSubject(
+        name=point.name, told=told, model=point.model, graph=graph, recipe=recipe(point.strategy.precision),
+        entries=entries, point=point,
+    )  # fmt: skip
+
+
+def priced_graph(point: Point) -> tuple[OpGraph, tuple[Entry, ...]]:
+    """The graph of one rank and its priced ops, in the order of the model, phase by phase.
+
+    Traffic that overlap hides is listed with its full seconds.
+    """
+    if point.system.segments:
+        law = "operations are listed for chips of one kind, but got a system of segments"
+        raise ValueError(f"{law} ({point.system.told_chips}); name one cluster")
+    r = recipe(point.strategy.precision)
+    graph = lower(build(point.model, point.workload.seq), point.strategy, r, Routing.of(point.model, point.workload))
+    graph = recompute(graph, point.strategy.recompute)
+    pricer = _Pricer(point.strategy, point.system, r, tuple(BACKENDS))
+    return graph, inventory(graph, r, point.system.chip, pricer.traffic_seconds)

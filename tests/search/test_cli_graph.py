@@ -1,0 +1,131 @@
+"""`search graph show`: trees, parts and sources of what a target names, and one line for what is none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+import spaces
+from estimator.build import build
+from estimator.hierarchy import METRICS
+from estimator.model_io import load_model
+from estimator.part import Part
+from results.colours import PART_COLOURS
+from search.commands.ops import price_ops
+from search.commands.point import read_point
+from tests.capture.captured import config_file
+
+
+@pytest.fixture
+def graph(search, tmp_path):
+    """A captured graph in graph.json."""
+    config_file(tmp_path, "deepseek_v3")
+    assert search("capture", "config.json", "-o", "graph.json").code == 0
+    return "graph.json"
+
+
+def rows_of(said):
+    assert (said.code, said.err) == (0, "")
+    return {row["scope"]: row for row in json.loads(said.out)["rows"]}
+
+
+def test_a_model_is_shown_as_a_tree_that_sums_up(search):
+    rows = rows_of(search("graph", "show", "llama3_8b", "--depth", "3", "--json"))
+    model = build(load_model("llama3_8b", [spaces.MODELS]), 4096)
+    assert rows[""]["parameters"] == model.num_parameters()
+    for metric in set(METRICS) - {"seconds"}:
+        below = [row[metric] for row in rows.values() if row["depth"] == 1]
+        assert sum(below) == pytest.approx(rows[""][metric], rel=1e-12)
+    assert rows["layers/dense"]["times"] == 32
+    assert rows["layers/dense/mlp"]["flops"] > rows["layers/dense/input_norm"]["flops"]
+    assert rows[""]["seconds"] is None
+
+
+def test_text_is_indented_by_depth_and_a_metric_has_shares(search):
+    said = search("graph", "show", "llama3_8b", "--depth", "2", "--metric", "flops")
+    lines = said.out.splitlines()
+    assert lines[1].startswith("one sequence of 4096 tokens, forward, bf16")
+    table = [line for line in lines[5:] if line]
+    assert table[0].split()[0] == "llama3_8b"
+    assert "100.0%" in table[0]
+    assert table[1].startswith("  embedding ")
+    assert table[3].startswith("  layers ")
+    assert table[4].startswith("    dense ")
+    assert table[3].endswith("#" * 28)
+
+
+def test_parts_have_names_and_one_table_of_colours(search):
+    said = search("graph", "show", "deepseek_v3", "--by", "part", "--json")
+    rows = rows_of(said)
+    assert set(rows) - {""} <= {part.value for part in Part}
+    assert rows["shared_experts"]["flops"] > 0
+    assert sum(row["ops"] for scope, row in rows.items() if scope) == rows[""]["ops"]
+    assert json.loads(said.out)["colours"] == {part.value: colour for part, colour in PART_COLOURS.items()}
+
+
+def test_a_configuration_shows_the_ops_of_one_rank_as_the_estimate_lists_them(search):
+    rows = rows_of(search("graph", "show", "deepseek_v3:published", "--depth", "9", "--json"))
+    listed = price_ops(read_point("deepseek_v3:published", None, []))
+    assert rows[""]["ops"] == sum(op.times for op in listed)
+    assert rows[""]["seconds"] == pytest.approx(sum(op.times * op.seconds for op in listed), rel=1e-12)
+    assert rows[""]["link_bytes"] == pytest.approx(sum(op.times * op.link_bytes for op in listed), rel=1e-12)
+
+
+def test_csv_has_a_line_per_scope(search):
+    said = search("graph", "show", "llama3_8b", "--depth", "1", "--chip", "h100", "--csv")
+    lines = list(csv.DictReader(io.StringIO(said.out)))
+    assert [line["scope"] for line in lines] == ["", "embedding", "layers", "head"]
+    assert float(lines[0]["seconds"]) == pytest.approx(sum(float(line["seconds"]) for line in lines[1:]))
+
+
+def test_gradients_are_there_when_asked_for(search):
+    forward = rows_of(search("graph", "show", "llama3_8b", "--json"))[""]["flops"]
+    both = rows_of(search("graph", "show", "llama3_8b", "--backward", "--json"))[""]["flops"]
+    assert 2.9 < both / forward < 3.1  # two products for each; streaming ops differ (passes/differentiate.py)
+
+
+def test_every_op_of_a_captured_graph_tells_where_it_comes_from(search, graph):
+    said = search("graph", "show", graph, "--source", "--json")
+    sources = {row["op"]: row for row in json.loads(said.out)["sources"]}
+    found = sources["model.layers.1/attention.q_b_proj"]
+    assert found["ops"] == {"aten.mm.default": 1}
+    assert (found["module"], found["scope"]) == ("Linear", "model.layers.1.self_attn.q_proj")
+    assert found["line"].startswith("modeling_deepseek_v3.py:")
+    text = " ".join(search("graph", "show", graph, "--source").out.split())
+    assert "Linear model.layers.1.self_attn.q_proj, modeling_deepseek_v3.py:" in text
+
+
+def test_a_captured_graph_and_its_config_are_shown_alike(search, graph):
+    captured, built = (rows_of(search("graph", "show", name, "--json")) for name in (graph, "config.json"))
+    assert {scope: row for scope, row in built.items() if scope.startswith("layers/")} == {
+        scope: row for scope, row in captured.items() if scope.startswith("layers/")
+    }
+
+
+HOSTILE = {
+    "no such thing": (["nothing"], "is neither a known name nor a file"),
+    "a broken graph": (["cut.json"], "cut.json: must be"),
+    "no model type": (["plain.json"], "plain.json: "),
+    "sources of a model": (["llama3_8b", "--source"], "--source tells where captured operations come from"),
+    "an unknown metric": (["llama3_8b", "--metric", "flop"], "--metric must be one of flops, "),
+    "seconds without a chip": (["llama3_8b", "--metric", "seconds"], "name a chip with --chip"),
+    "an unknown chip": (["llama3_8b", "--chip", "h1000"], "unknown chip"),
+    "an unknown recipe": (["llama3_8b", "--precision", "bf15"], "precision must be one of"),
+    "a sequence of a configuration": (["deepseek_v3:published", "--seq", "8"], "--seq is for a model"),
+    "an override of a model": (["llama3_8b", "--set", "strategy.tp=2"], "--set changes a configuration"),
+    "depth of parts": (["llama3_8b", "--by", "part", "--depth", "2"], "--depth is for scopes"),
+    "a negative depth": (["llama3_8b", "--depth", "-1"], "--depth"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bad_input_is_one_line_and_2(search, tmp_path, name):
+    (tmp_path / "cut.json").write_text('{"format": "trainspace-graph", "version": ')
+    (tmp_path / "plain.json").write_text("{}")
+    words, law = HOSTILE[name]
+    said = search("graph", "show", *words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert law in said.err
