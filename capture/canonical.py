@@ -7,7 +7,7 @@ result depends on is taken up by an op, or refused; the ops tell which records t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import lcm
 from typing import Any
@@ -26,7 +26,7 @@ from estimator.graph import Block, BlockKind, OpGraph
 from estimator.graph_file import digest_of
 from estimator.layers import LayerSpec, Mixer, Mlp
 from estimator.model import ModelSpec, Norm, QKNorm
-from estimator.op import Axis, Component, Dim, OpKind, Save
+from estimator.op import Axis, Component, Dim, OpKind, Phase, Save
 from estimator.precision import Role
 
 __all__ = ["canonicalise", "lift_all"]
@@ -83,7 +83,7 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     chosen = 0 if model.indexer is None else model.indexer.top_k
     found = CapturedGraph(
         graph=graph, chosen_keys=chosen, tokens=keys, phase=recording.phase, digest="", origins=origins,
-        unknown=tuple(unknown),
+        gradients=_places(recording.of_phase(Phase.BACKWARD)), unknown=tuple(unknown),
     )  # fmt: skip
     known = {f.name: getattr(model, f.name) for f in fields(ModelSpec)}
     return CapturedModel(**known, captured=replace(found, digest=digest_of(model, found)))
@@ -359,15 +359,19 @@ def _check_parameters(flow: Flow, graph: OpGraph) -> None:
         raise UnknownOp(f"{flow.recording.architecture} has {want:,} parameters, but its canonical graph {have:,.0f}")
 
 
-def _origins(flow: Flow) -> dict[str, Origin]:
-    """Per op the records that it stands for."""
+def _origins(flow: Flow) -> dict[str, tuple[Origin, ...]]:
+    """Per op the places of the records that it stands for."""
     owned: dict[str, list[Record]] = {}
     for i, owner in flow.claims.items():
         if flow.records[i].name not in SAME | PART or owner not in owned:
             owned.setdefault(owner, []).append(flow.records[i])
     owned = {op: owned[owner] for op, owner in flow.shared.items() if owner in owned} | owned
-    return {
-        owner: Origin(tuple(sorted(Counter(r.op for r in records).items())), records[0].scope, records[0].module,
-                      records[0].line)
-        for owner, records in owned.items()
-    }  # fmt: skip
+    return {owner: _places(records) for owner, records in owned.items()}
+
+
+def _places(records: Iterable[Record]) -> tuple[Origin, ...]:
+    """Records by the place that called them, in order of first call."""
+    found: dict[tuple[str, str, str], Counter[str]] = {}
+    for record in records:
+        found.setdefault((record.scope, record.module, record.line), Counter())[record.op] += 1
+    return tuple(Origin(tuple(sorted(ops.items())), *place) for place, ops in found.items())

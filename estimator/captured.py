@@ -28,7 +28,7 @@ PHASES = ("train", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an op comes from: the framework's operations with their number, the module, the line that called them."""
+    """One place of a model's code: the framework's operations that it called with their number, module, line."""
 
     ops: tuple[tuple[str, int], ...]
     scope: str
@@ -40,7 +40,8 @@ class Origin:
 class CapturedGraph:
     """The graph of one sequence of `tokens` tokens. Equal graphs have one digest.
 
-    `origins`: per `BLOCK/OP`; `unknown`: ops that are priced as memory-bound because nothing is known of them.
+    `origins`: per `BLOCK/OP` the places that it stands for; `gradients`: what ran backward, by the place whose gradient
+    it is. `unknown`: ops that are priced as memory-bound because nothing is known of them.
     """
 
     graph: OpGraph
@@ -48,7 +49,8 @@ class CapturedGraph:
     phase: str
     digest: str
     chosen_keys: int = 0  # of a query, where an indexer chooses
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    origins: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+    gradients: tuple[Origin, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -27,8 +27,8 @@ from estimator.precision import Role
 
 __all__ = ["FORMAT", "digest_of", "graph_text", "is_graph_text", "read_graph"]
 
-FORMAT, VERSION = "trainspace-graph", 1
-KEYS = ("format", "version", "phase", "tokens", "model", "sequence", "blocks", "origins", "unknown")
+FORMAT, VERSION = "trainspace-graph", 2
+KEYS = ("format", "version", "phase", "tokens", "model", "sequence", "blocks", "origins", "gradients", "unknown")
 E_ = TypeVar("E_", bound=Enum)
 
 
@@ -54,9 +54,14 @@ def _plain(model: ModelSpec, captured: CapturedGraph) -> dict[str, Any]:
         "model": _spec(model),
         "sequence": [[kinds.index(kind), len(list(run))] for kind, run in groupby(captured.graph.sequence)],
         "blocks": [_block(captured.graph.blocks[kind]) for kind in kinds],
-        "origins": {name: [dict(o.ops), o.scope, o.module, o.line] for name, o in sorted(captured.origins.items())},
+        "origins": {name: _places(origins) for name, origins in sorted(captured.origins.items())},
+        "gradients": _places(captured.gradients),
         "unknown": list(captured.unknown),
     }  # fmt: skip
+
+
+def _places(origins: Iterable[Origin]) -> list[Any]:
+    return [[dict(o.ops), o.scope, o.module, o.line] for o in origins]
 
 
 def _spec(model: ModelSpec) -> dict[str, Any]:
@@ -147,7 +152,8 @@ def _model(content: object) -> CapturedModel:
     found = CapturedGraph(
         graph=graph, tokens=_whole(whole["tokens"], "tokens"), phase=_text(whole["phase"], "phase"), digest="",
         chosen_keys=0 if spec.indexer is None else spec.indexer.top_k,
-        origins={name: _origin(o, f"origins.{name}") for name, o in _mapping(whole["origins"], "origins").items()},
+        origins={name: _origins(o, f"origins.{name}") for name, o in _mapping(whole["origins"], "origins").items()},
+        gradients=_origins(whole["gradients"], "gradients"),
         unknown=tuple(_text(u, "unknown") for u in _list(whole["unknown"], "unknown")),
     )  # fmt: skip
     known = {f.name: getattr(spec, f.name) for f in fields(ModelSpec)}
@@ -280,6 +286,10 @@ READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "visible": lambda v, at: _size(v, at), "reach": lambda v, at: _size(v, at), "selects": _flag, "detached": _flag,
     "partial": _flag,
 }  # fmt: skip
+
+
+def _origins(value: object, where: str) -> tuple[Origin, ...]:
+    return tuple(_origin(place, f"{where}.{i}") for i, place in enumerate(_list(value, where)))
 
 
 def _origin(value: object, where: str) -> Origin:

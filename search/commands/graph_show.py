@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from estimator.captured import CapturedModel
+from estimator.captured import CapturedModel, Origin
 from estimator.hierarchy import GraphHierarchy
 from results.colours import PART_COLOURS
 from results.report import csv_text
@@ -50,18 +50,40 @@ def _show_sources(args: argparse.Namespace, subject: GraphSubject) -> int:
     if model is None:
         law = "--source tells where captured operations come from"
         raise ValueError(f"{law}, but {args.config} was built from sizes; search capture makes a graph from its code")
-    rows = _source_rows(model)
+    rows, others = _source_rows(model)
     lines: list[str] = []
     for row in rows:
-        lines += hanging(f"{row['op']}  ", f"{row['module']} {row['scope'] or '(the model)'}, {row['line']}")
-        lines += hanging("    ", ", ".join(f"{n} {name}" if n > 1 else name for name, n in row["ops"].items()))
-    answer(args, text="\n".join([*_head(subject), "", *lines]) + "\n", data={"name": subject.name, "sources": rows})
+        lines.append(row["op"])
+        for place in row["places"]:
+            lines += _place_lines(place)
+        for place in row["backward"]:
+            lines += _place_lines(place, "backward: ")
+    if others:
+        lines += ["", "backward of no operation above, such as casts and sums of gradients"]
+        lines += [line for place in others for line in _place_lines(place)]
+    data = {"name": subject.name, "sources": rows, "other_backward": others}
+    answer(args, text="\n".join([*_head(subject), "", *lines]) + "\n", data=data)
     return 0
 
 
-def _source_rows(model: CapturedModel) -> list[dict[str, Any]]:
-    """Per op: the framework's operations that it stands for, their module and the line that called them."""
-    return [
-        {"op": name, "ops": dict(origin.ops), "scope": origin.scope, "module": origin.module, "line": origin.line}
-        for name, origin in model.captured.origins.items()
-    ]
+def _place_lines(place: dict[str, Any], told: str = "") -> list[str]:
+    ops = ", ".join(f"{times} {name}" if times > 1 else name for name, times in place["ops"].items())
+    where = f"{place['module']} {place['scope']}".strip() or "the engine of gradients"
+    return hanging("    ", f"{told}{where}{', ' if place['line'] else ''}{place['line']}: {ops}")
+
+
+def _source_rows(model: CapturedModel) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Per op its places in the model's code, forward and backward; and what ran backward of none of them."""
+    captured = model.captured
+    told: set[Origin] = set()
+    rows = []
+    for name, origins in captured.origins.items():
+        places = {(origin.scope, origin.line) for origin in origins}
+        backward = [origin for origin in captured.gradients if (origin.scope, origin.line) in places]
+        told.update(backward)
+        rows.append({"op": name, "places": [_place(o) for o in origins], "backward": [_place(o) for o in backward]})
+    return rows, [_place(origin) for origin in captured.gradients if origin not in told]
+
+
+def _place(origin: Origin) -> dict[str, Any]:
+    return {"ops": dict(origin.ops), "scope": origin.scope, "module": origin.module, "line": origin.line}

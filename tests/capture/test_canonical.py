@@ -69,9 +69,19 @@ def test_every_op_tells_the_records_it_stands_for(folder, family):
     told = {name.rpartition("/")[2] for name in model.captured.origins}
     for block in model.captured.graph.blocks.values():
         assert {op.name for op in block.ops} <= told
-    lines = {origin.line for origin in model.captured.origins.values()}
-    assert all(":" in line for line in lines)
-    assert all(origin.ops for origin in model.captured.origins.values())
+    places = [place for origins in model.captured.origins.values() for place in origins]
+    assert all(":" in place.line and place.module for place in places)
+    assert all(place.ops for place in places)
+
+
+@pytest.mark.parametrize("family", EQUAL)
+def test_every_operation_that_ran_backward_is_told(folder, family):
+    ran = Counter((r.op, r.scope, r.module, r.line) for r in recorded(folder, family).of_phase(Phase.BACKWARD))
+    told: Counter[tuple[str, str, str, str]] = Counter()
+    for place in canonical(folder, family).captured.gradients:
+        told.update({(op, place.scope, place.module, place.line): times for op, times in place.ops})
+    assert told == ran
+    assert ran
 
 
 def test_two_halves_of_a_window_are_told_apart_by_their_mask(folder):

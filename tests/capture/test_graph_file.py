@@ -22,6 +22,7 @@ def test_a_file_reads_back_as_it_was_written(folder, family):
     assert again == model
     assert again.captured.graph == model.captured.graph
     assert again.captured.origins == model.captured.origins
+    assert again.captured.gradients == model.captured.gradients
     assert again.captured_at(SEQ) == model.captured_at(SEQ)
     assert graph_text(again) == text
 
@@ -31,7 +32,7 @@ def test_depth_costs_no_bytes(shared):
 
     model = capture_model(shared / "hf_configs" / "deepseek-ai--DeepSeek-V3_config.json")
     assert model.num_layers == 61
-    assert len(graph_text(model)) < 50_000  # the aim is 500 kB
+    assert len(graph_text(model)) < 100_000  # the aim is 500 kB
 
 
 def test_a_captured_model_travels_to_workers(folder):
@@ -88,7 +89,7 @@ def lost(content):
 
 
 BROKEN = {
-    "another version": (at(["version"], 2), "version must be 1, but got 2; capture the model again"),
+    "another version": (at(["version"], 1), "version must be 2, but got 1; capture the model again"),
     "another format": (at(["format"], "boat"), "format must be"),
     "a cycle": (cycle, r"blocks\.1: the ops form a cycle: .* <- .*; a block has none"),
     "a wrong order": (swapped, "reads 'input_norm.out', which only input_norm behind it makes"),

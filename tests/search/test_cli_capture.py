@@ -76,7 +76,7 @@ HOSTILE = {
     "an unknown phase": (["capture", "config.json", "--phase", "dream"], "invalid choice"),
     "onto its input": (["capture", "config.json", "-o", "config.json"], "must not replace the input"),
     "into no folder": (["capture", "config.json", "-o", "no/graph.json"], "cannot write"),
-    "an old graph": (["estimate", "old.yaml"], "version must be 1, but got 0"),
+    "an old graph": (["estimate", "old.yaml"], "version must be 2, but got 0"),
     "a graph of prefill": (["estimate", "prefill.yaml"], "is a graph of phase prefill"),
     "a graph of decode": (["estimate", "decode.yaml"], "is a graph of phase decode"),
     "capture of a name": (["estimate", "named.yaml"], "cannot be read"),

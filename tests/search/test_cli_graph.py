@@ -91,11 +91,15 @@ def test_every_op_of_a_captured_graph_tells_where_it_comes_from(search, graph):
     said = search("graph", "show", graph, "--source", "--json")
     sources = {row["op"]: row for row in json.loads(said.out)["sources"]}
     found = sources["model.layers.1/attention.q_b_proj"]
-    assert found["ops"] == {"aten.mm.default": 1}
-    assert (found["module"], found["scope"]) == ("Linear", "model.layers.1.self_attn.q_proj")
-    assert found["line"].startswith("modeling_deepseek_v3.py:")
+    (place,) = found["places"]
+    assert place["ops"] == {"aten.mm.default": 1}
+    assert (place["module"], place["scope"]) == ("Linear", "model.layers.1.self_attn.q_proj")
+    assert place["line"].startswith("modeling_deepseek_v3.py:")
+    (gradient,) = found["backward"]
+    assert gradient["scope"] == place["scope"]
+    assert gradient["ops"]["aten.mm.default"] == 2
     text = " ".join(search("graph", "show", graph, "--source").out.split())
-    assert "Linear model.layers.1.self_attn.q_proj, modeling_deepseek_v3.py:" in text
+    assert f"Linear model.layers.1.self_attn.q_proj, {place['line']}: aten.mm.default" in text
 
 
 def test_a_captured_graph_and_its_config_are_shown_alike(search, graph):
