@@ -18,7 +18,16 @@ from results.store import is_run
 __all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "check_writable", "json_text", "tell", "write"]
 
 NOTHING_FEASIBLE = 3
-INPUTS = ("spaces", "config", "target", "tables", "a", "b")  # of the command line: files that a command reads
+INPUTS = (
+    "spaces",
+    "config",
+    "target",
+    "tables",
+    "a",
+    "b",
+    "files",
+    "file",
+)  # of the command line: files that a command reads
 
 
 def answer(args: argparse.Namespace, *, text: str, data: Any) -> None:  # noqa: ANN401 - any JSON value

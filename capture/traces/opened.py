@@ -1,0 +1,78 @@
+"""Opens what a user names: plain files, gzip, and each file of a tar or zip, as streams of bytes. Knows no format.
+
+Refuses a file that is empty, cut short or damaged, in one line that names it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["Opened", "named", "opened"]
+
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+USTAR_AT = 257  # of a tar header: where "ustar" stands
+BLOCK = 1 << 20
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """One file to read. `source`: for messages, FILE or FILE:MEMBER. `folder`: name of the folder that holds it."""
+
+    source: str
+    folder: str
+    stream: io.BufferedReader[Any]
+
+
+@contextmanager
+def named(source: str) -> Iterator[None]:
+    """Turns what a damaged archive or the operating system says into a ValueError that names the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise ValueError(f"{source}: must be whole, but is cut short or damaged ({error}); copy it again") from error
+    except OSError as error:
+        raise ValueError(f"{source}: cannot read: {error.strerror or error}") from error
+
+
+def opened(path: str | Path) -> Iterator[Opened]:
+    """Every file in a path: the file itself, or those in its archive. Each is read before the next is opened."""
+    source = str(path)
+    with named(source), open(path, "rb") as file:
+        if not file.peek(1):
+            raise ValueError(f"{source}: must hold a trace, but is empty")
+        yield from _within(file, source, Path(source).resolve().parent.name)
+
+
+def _within(file: Any, source: str, folder: str) -> Iterator[Opened]:  # noqa: ANN401 - any binary file
+    """What a stream holds, archives in archives included."""
+    stream = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BLOCK)
+    head = stream.peek(USTAR_AT + 5)
+    if head.startswith(GZIP):
+        yield from _within(io.BufferedReader(gzip.GzipFile(fileobj=stream), BLOCK), source, folder)
+    elif head.startswith(ZIP):
+        with zipfile.ZipFile(file if file.seekable() else io.BytesIO(stream.read())) as members:
+            for info in members.infolist():
+                if not info.is_dir():
+                    yield from _member(members.open(info), source, info.filename)
+    elif head[USTAR_AT : USTAR_AT + 5] == b"ustar":
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                if (content := archive.extractfile(member)) is not None:
+                    yield from _member(content, source, member.name)
+    else:
+        yield Opened(source=source, folder=folder, stream=stream)
+
+
+def _member(file: IO[bytes], source: str, name: str) -> Iterator[Opened]:
+    yield from _within(file, f"{source}:{name}", Path(name).parent.name)

@@ -1,0 +1,47 @@
+"""Which importer reads a file, by what is in it and never by its name; and the ranks of all files that a user names.
+
+Refuses what no importer knows. Checks nothing between ranks (pairing.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from capture.traces.jsonl import read_jsonl
+from capture.traces.opened import Opened, named, opened
+from capture.traces.records import RankTrace
+from capture.traces.trace_file import HEADER
+
+__all__ = ["read_all"]
+
+HEAD_BYTES = 1 << 16
+KNOWN = "JSON lines of this package"
+
+Importer = Callable[[Opened], RankTrace]
+
+
+def read_all(paths: Sequence[str | Path]) -> list[RankTrace]:
+    """The trace of every rank in the files, in order of rank."""
+    traces = [importer(file.source, _head(file))(file) for path in paths for file in opened(path)]
+    if not traces:
+        raise ValueError(f"{paths[0]}: must hold a trace, but holds no file")
+    return sorted(traces, key=lambda trace: trace.rank)
+
+
+def _head(file: Opened) -> bytes:
+    with named(file.source):
+        return file.stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+
+
+def importer(source: str, head: bytes) -> Importer:
+    """What reads a file that starts with these bytes."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text:
+        raise ValueError(f"{source}: must hold a trace, but is empty")
+    if source.endswith(f":{HEADER}") and b'"trainspace.traces"' in text:
+        raise ValueError(f"{source.removesuffix(HEADER)[:-1]}: is imported already; see it with `search trace show`")
+    if re.match(rb'\{"(meta|format)"\s*:', text):
+        return read_jsonl
+    raise ValueError(f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}")

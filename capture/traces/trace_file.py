@@ -1,0 +1,130 @@
+"""The file of `search trace import`: traces of a job's ranks and their pairing, all arrays bit for bit.
+
+A zip of `header.json` and one `RANK/FIELD.npy` per array, without pickles. Refuses other files, later versions and
+damage; never writes over a file that exists, and a file that exists is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capture.traces.opened import named
+from capture.traces.pairing import Agreement, Pairing
+from capture.traces.records import Group, RankTrace, Topology
+
+__all__ = ["HEADER", "TraceFile", "check_new", "read_traces", "write_traces"]
+
+FORMAT, VERSION = "trainspace.traces", 1
+HEADER = "header.json"
+ARRAYS = tuple(field.name for field in dataclasses.fields(RankTrace) if field.type == "np.ndarray")
+PLAIN = tuple(field.name for field in dataclasses.fields(RankTrace) if field.name not in ARRAYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """What a file holds."""
+
+    traces: tuple[RankTrace, ...]
+    pairing: Pairing
+
+
+def check_new(path: str | Path) -> None:
+    """ValueError where there is a file already: this one is never written over."""
+    if Path(path).exists():
+        raise ValueError(f"{path}: must not exist yet, but does; give another name with -o")
+
+
+def write_traces(path: str | Path, traces: Sequence[RankTrace], pairing: Pairing) -> int:
+    """Writes a new file and gives its bytes. ValueError where one exists."""
+    target = Path(path)
+    header = {
+        "format": FORMAT, "version": VERSION, "pairing": dataclasses.asdict(pairing),
+        "ranks": [{name: _plain(getattr(trace, name)) for name in PLAIN} for trace in traces],
+    }  # fmt: skip
+    with named(str(target)):
+        number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                    archive.writestr(HEADER, json.dumps(header))
+                    for index, trace in enumerate(traces):
+                        for field in ARRAYS:
+                            with archive.open(f"{index}/{field}.npy", "w", force_zip64=True) as member:
+                                np.lib.format.write_array(member, getattr(trace, field), allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            _place(name, target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return target.stat().st_size
+
+
+def _place(temporary: str, target: Path) -> None:
+    """Gives a finished file its name unless that is taken: a link, unlike a renaming, never replaces."""
+    os.chmod(temporary, 0o666 & ~_umask())
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        check_new(target)
+        raise
+    except OSError:  # a file system without links
+        check_new(target)
+        os.replace(temporary, target)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any field of a RankTrace
+    if isinstance(value, Topology):
+        return value.value
+    if isinstance(value, tuple) and value and isinstance(value[0], Group):
+        return [dataclasses.asdict(group) for group in value]
+    return value
+
+
+def read_traces(path: str | Path) -> TraceFile:
+    """What `write_traces` wrote."""
+    source = str(path)
+    with named(source):
+        try:
+            archive = zipfile.ZipFile(source)
+            header = json.loads(archive.read(HEADER))
+            version = header["version"] if header["format"] == FORMAT else None
+        except (zipfile.BadZipFile, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{source}: must be a file of `search trace import -o`, but is none; import it") from error
+        if version != VERSION:
+            raise ValueError(
+                f"{source}: must be {FORMAT} of version {VERSION}, but is of {version}; import the traces again"
+            )
+        with archive:
+            traces = tuple(_trace(archive, index, plain) for index, plain in enumerate(header["ranks"]))
+    pairing = header["pairing"]
+    pairing["agreements"] = tuple(Agreement(**found) for found in pairing["agreements"])
+    pairing["missing"], pairing["notices"] = tuple(pairing["missing"]), tuple(pairing["notices"])
+    return TraceFile(traces=traces, pairing=Pairing(**pairing))
+
+
+def _trace(archive: zipfile.ZipFile, index: int, plain: dict[str, Any]) -> RankTrace:
+    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in plain.items()}
+    fields["topology"] = Topology(fields["topology"])
+    fields["groups"] = tuple(
+        Group(name=group["name"], size=group["size"], ranks=tuple(group["ranks"])) for group in fields["groups"]
+    )
+    for name in ARRAYS:
+        with archive.open(f"{index}/{name}.npy") as member:
+            fields[name] = np.lib.format.read_array(member, allow_pickle=False)
+    return RankTrace(**fields)
