@@ -15,6 +15,7 @@ import yaml
 from estimator.graph_file import is_graph_text, read_graph
 from estimator.mapping import nearest, shown
 from estimator.model import ModelSpec
+from estimator.ops_file import is_ops_text
 
 __all__ = ["load_model", "model_from_mapping", "model_names"]
 
@@ -52,6 +53,8 @@ def _read(path: Path) -> ModelSpec:
         text = path.read_text(encoding="utf-8")
         if is_graph_text(text):
             return read_graph(path, text)
+        if is_ops_text(text):
+            raise ValueError(f"{path}: holds the ops of one layout, which are no model; name the model that it is of")
         content = yaml.load(text, Loader=YAML_LOADER)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
