@@ -38,8 +38,10 @@ ROUNDS = 4  # of fixing the branches: enough in trials, more changes nothing
 SETTLED_S = 1e-9
 UNDECIDED = 1e-9  # a pull to the start, far below what any message says
 SAME_MACHINE_S = 1e-6  # how far clocks of one machine may be apart in O2 (an assumption: it is one clock)
-MAX_SHARE = 1.0
-"""A node is identifiable where its interval, per message that bounds it, is at most this share of a median transfer."""
+MAX_SHARE = 1.5
+"""A node is identifiable where its interval, per message that bounds it, is at most this many median transfers …"""
+MAX_SPREAD = 0.25
+"""… or, by equal ends, where half of its ends agree with the others' within this share of a median transfer."""
 MAX_TERMS = 20_000  # of equal ends: more collectives say no more
 MIN_SPREAD_S = 1e-6
 US = 1e-6  # variables are microseconds from the start: solvers like numbers near 1
@@ -104,7 +106,7 @@ def solve(
 ) -> Alignment:
     """Offsets from what was observed; `align` does it for traces."""
     found = reach(len(ranks), messages, ends)
-    rounds = 0
+    rounds, agree = 0, np.full(len(ranks), np.inf)
     if len(messages):
         fast = fastest(messages)
         start = _by_minimum_delay(len(ranks), fast, found, solver)
@@ -114,10 +116,12 @@ def solve(
         offset = start = _by_equal_ends(ends, found, machines, solver)
         late = np.nanmax(ends.start_s + offset, axis=1)[:, None]
         transfer_s = float(np.nanmedian(np.maximum(ends.end_s + offset - late, 0.0)))
+        apart = ends.end_s + offset
+        agree = np.nanmedian(np.abs(apart - np.nanmedian(apart, axis=1, keepdims=True)), axis=0)
     low, high = -found.upper_s[0], found.upper_s[:, 0]
     hops = np.maximum(found.hops[0] + found.hops[:, 0], 1)
     with np.errstate(invalid="ignore"):
-        narrow = (high - low) / hops <= MAX_SHARE * transfer_s
+        narrow = ((high - low) / hops <= MAX_SHARE * transfer_s) | (agree <= MAX_SPREAD * transfer_s)
     narrow[0] = True
     return Alignment(
         mode=Mode.MESSAGES if len(messages) else Mode.EQUAL_ENDS, ranks=ranks, offset_s=offset, low_s=low, high_s=high,

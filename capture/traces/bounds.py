@@ -127,16 +127,18 @@ def reach(num: int, messages: Messages, ends: Ends) -> Reach:
         nearer = through < upper
         upper = np.where(nearer, through, upper)
         count = np.where(nearer, count[:, k, None] + count[None, k, :], count)
-    worst = float(np.diagonal(upper).min(initial=0.0))
-    if worst < -TOLERANCE_S:
-        node = int(np.argmin(np.diagonal(upper)))
-        raise ValueError(
-            f"messages must fit constant clock offsets, but on a circle through node {node} they arrive "
-            f"{-worst * 1e6:.1f} us before they are sent; clocks drift or transfers are paired wrongly: use fewer "
-            "iterations, or record with a probe of the clocks"
-        )
+        _check_circle(float(np.diagonal(upper).min()), int(np.argmin(np.diagonal(upper))))
     np.fill_diagonal(upper, 0.0)
     return Reach(upper_s=upper, hops=count)
+
+
+def _check_circle(worst_s: float, node: int) -> None:
+    if worst_s < -TOLERANCE_S:
+        raise ValueError(
+            f"messages must fit constant clock offsets, but on a circle through node {node} they arrive "
+            f"{-worst_s * 1e6:.1f} us before they are sent; clocks drift or transfers are paired wrongly: use fewer "
+            "iterations, or record with a probe of the clocks"
+        )
 
 
 def fastest(messages: Messages) -> Fastest:

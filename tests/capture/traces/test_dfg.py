@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from capture.traces.dfg import build
-from capture.traces.operations import OPS, Op
+from capture.traces.operations import Op
 from capture.traces.records import Kind
 from capture.traces.replay import replay_trace, sync_s
 from estimator.timeline import critical_path
@@ -85,7 +85,9 @@ def test_a_receive_is_clipped_by_its_send_and_a_send_takes_no_time():
     assert dfg.seconds[dfg.is_op(Op.RECV)] == pytest.approx([3.0])
     assert dfg.seconds[dfg.is_op(Op.SEND)] == pytest.approx([0.0])
     replayed = replay_trace(dfg)
-    assert replayed.iterations[0].rank_s == pytest.approx([8.0, 9.0])  # the sender's iteration lasts until its SEND is through
+    assert replayed.iterations[0].rank_s == pytest.approx(
+        [8.0, 9.0]
+    )  # the sender's iteration lasts until its SEND is through
 
 
 def test_a_tensor_lives_from_its_maker_to_the_update():
