@@ -118,7 +118,7 @@ def solve(
         transfer_s = float(np.nanmedian(np.maximum(ends.end_s + offset - late, 0.0)))
         apart = ends.end_s + offset
         agree = np.nanmedian(np.abs(apart - np.nanmedian(apart, axis=1, keepdims=True)), axis=0)
-    low, high = -found.upper_s[0], found.upper_s[:, 0]
+    low, high = 0.0 - found.upper_s[0], found.upper_s[:, 0]
     hops = np.maximum(found.hops[0] + found.hops[:, 0], 1)
     with np.errstate(invalid="ignore"):
         narrow = ((high - low) / hops <= MAX_SHARE * transfer_s) | (agree <= MAX_SPREAD * transfer_s)
@@ -138,8 +138,9 @@ def moved(traces: Sequence[RankTrace], alignment: Alignment) -> tuple[RankTrace,
         alignment.high_s.tolist(), alignment.identifiable.tolist(), strict=True,
     ):  # fmt: skip
         told = "" if sure else "; its interval is too wide to identify it"
-        note = f"clock moved by {offset * 1e6:+.1f} us, feasible {low * 1e6:+.1f} to {high * 1e6:+.1f} us{told}"
-        notices = tuple(n for n in trace.notices if not n.startswith("clock moved by"))
+        interval = f"{low * 1e6:+.1f} to {high * 1e6:+.1f} us"
+        note = f"clock of rank {trace.rank} moved by {offset * 1e6:+.1f} us, feasible {interval}{told}"
+        notices = tuple(n for n in trace.notices if not n.startswith(f"clock of rank {trace.rank} moved"))
         out.append(replace(trace, epoch_ns=trace.epoch_ns + round(offset * 1e9), notices=(*notices, note)))
     return tuple(out)
 

@@ -1,4 +1,4 @@
-"""Commands about measured traces: trace import, trace show."""
+"""Commands about measured traces: trace import, show, align, replay."""
 
 from __future__ import annotations
 
@@ -21,3 +21,20 @@ def add(commands: Commands) -> None:
     read.add_argument("files", metavar="FILE", nargs="+", help="traces, any number of ranks in any order")
     show = trace.add("show", "trace", "what a file of `search trace import` holds", function="show")
     show.add_argument("file", metavar="DFG", help="a file of `search trace import -o`")
+    align = trace.add(
+        "align",
+        "trace_align",
+        "puts the clocks of all ranks on that of the first; tells each offset, what is feasible, whether it is known",
+        example="search trace align job.dfg -o aligned.dfg",
+    )
+    align.add_argument("file", metavar="DFG", help="a file of `search trace import -o`")
+    align.add_argument("--no-machines", action="store_true", help="ranks of one machine need not share its clock")
+    align.add_argument("--solver", default="CLARABEL", metavar="NAME", help="of cvxpy (default: CLARABEL)")
+    replay = trace.add(
+        "replay",
+        "trace_replay",
+        "replays every iteration with its own seconds beside what it took; critical path, breakdown, stragglers",
+        example="search trace replay aligned.dfg --trace job.json.gz",
+    )
+    replay.add_argument("file", metavar="DFG", help="a file of `search trace import -o` or `search trace align -o`")
+    replay.add_argument("--trace", metavar="FILE", help="write the iteration that is shown as a Perfetto trace")

@@ -56,7 +56,7 @@ def test_clocks_that_contradict_are_refused():
 def test_moved_traces_need_no_more_moving():
     once = moved(exchange(), align(exchange()))
     assert align(once).offset_s == pytest.approx([0.0, 0.0], abs=2e-9)
-    assert once[1].notices == ("clock moved by -3000.0 us, feasible -13000.0 to +7000.0 us",)
+    assert once[1].notices == ("clock of rank 1 moved by -3000.0 us, feasible -13000.0 to +7000.0 us",)
     again = moved(once, align(once))
     assert len(again[1].notices) == 1
 

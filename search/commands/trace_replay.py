@@ -1,0 +1,120 @@
+"""`search trace replay`: a measured job replayed iteration by iteration beside what it took, and where time went."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capture.traces.dfg import GlobalDfg, build
+from capture.traces.replay import Iteration, TraceReplay, replay_trace
+from capture.traces.trace_file import read_traces
+from estimator.breakdown import breakdown, stragglers
+from estimator.timeline import Timeline, critical_path
+from hardware.units import format_bytes, format_count, format_seconds
+from results.chrome_trace import TraceFile, check_free, write_trace
+from results.report.occupancy import breakdown_table, straggler_table
+from results.report.replay import critical_table
+from results.report.text import hanging
+from search.commands.answer import answer
+
+__all__ = ["json_timeline", "read_job", "run"]
+
+
+def read_job(path: str) -> GlobalDfg:
+    """The global graph of a file of `search trace import`."""
+    try:
+        return build(read_traces(path).traces)
+    except ValueError as error:
+        raise ValueError(_of_file(path, error)) from error
+
+
+def _of_file(path: str, error: ValueError) -> str:
+    text = str(error)
+    return text if text.startswith(path) else f"{path}: {text}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays the job as it was measured."""
+    subject = f"trace {Path(args.file).name}"
+    if args.trace is not None:
+        check_free(Path(args.trace), subject)
+    dfg = read_job(args.file)
+    done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
+    shown = done.median
+    written = None if args.trace is None else _write(args, shown, subject)
+    answer(args, text=_text(args, dfg, done, bare, shown, written), data=_data(args, dfg, done, bare, shown, written))
+    return 0
+
+
+def _write(args: argparse.Namespace, shown: Iteration, subject: str) -> TraceFile:
+    about = {"iteration": float(shown.number), "measured_s": shown.measured_s, "replayed_s": shown.replayed_s}
+    return write_trace(Path(args.trace), shown.timeline, subject=subject, about=about)
+
+
+def _text(
+    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration,
+    written: TraceFile | None,
+) -> str:  # fmt: skip
+    timeline, names = shown.timeline, [f"rank {rank}" for rank in dfg.ranks]
+    lines = [
+        f"{len(dfg.ranks)} ranks, {len(done.iterations)} iterations, {format_count(len(dfg))} operations, "
+        f"{format_count(len(dfg.before))} edges",
+        f"measured  {_spread(done.measured_s)} an iteration",
+        f"replayed  {_spread(done.replayed_s)}: {done.mean_error:+.2%} (worst iteration {done.worst_error:+.2%})",
+        f"order     {_spread(bare.replayed_s)}: {bare.mean_error:+.2%} by dependencies alone, without the host's time",
+    ]
+    if shown.peak_bytes.any():
+        lines.append(f"memory    {format_bytes(float(shown.peak_bytes.max()))} at most, of tensors whose size is known")
+    lines += ["", f"iteration {shown.number}:", critical_table(critical_path(timeline), timeline.span_s)]
+    lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
+    for note in dfg.notices:
+        lines += hanging("note: ", note)
+    lines += [f"trace: {written.path}"] if written else []
+    return "\n".join(lines) + "\n"
+
+
+def _spread(seconds: np.ndarray) -> str:
+    return f"{format_seconds(float(seconds.mean()))} ± {format_seconds(float(seconds.std()))}"
+
+
+def _data(
+    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration,
+    written: TraceFile | None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "file": args.file, "ranks": list(dfg.ranks), "operations": len(dfg), "edges": len(dfg.before),
+        "measured_s": float(done.measured_s.mean()), "measured_std_s": float(done.measured_s.std()),
+        "replayed_s": float(done.replayed_s.mean()), "replayed_std_s": float(done.replayed_s.std()),
+        "error": done.mean_error, "worst_error": done.worst_error, "order_alone_error": bare.mean_error,
+        "iterations": [
+            {"iteration": one.number, "measured_s": one.measured_s, "replayed_s": one.replayed_s, "error": one.error,
+             "rank_s": one.rank_s.tolist(), "peak_bytes": one.peak_bytes.tolist()}
+            for one in done.iterations
+        ],
+        "shown": {"iteration": shown.number, **json_timeline(shown.timeline, [f"rank {rank}" for rank in dfg.ranks])},
+        "notices": list(dfg.notices), "trace": str(written.path) if written else None,
+    }  # fmt: skip
+
+
+def json_timeline(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
+    """Where the time of a timeline went, measured or simulated."""
+    found = breakdown(timeline)
+    return {
+        "span_s": timeline.span_s, "critical_path_s": critical_path(timeline).seconds,
+        "ranks": [
+            {"name": name, "compute_s": float(found.compute_s[d]), "non_compute_s": float(found.non_compute_s[d]),
+             "idle_s": float(found.idle_s[d]), "communication_s": float(found.communication_s[d]),
+             "overlap_s": float(found.overlap_s[d]), "overlap_share": float(found.overlap_share[d]),
+             "waits_s": {cause.value: float(seconds[d]) for cause, seconds in found.waits_s.items()}}
+            for d, name in enumerate(names)
+        ],
+        "stragglers": [
+            {"name": names[one.device], "compute_s": one.compute_s, "beyond_median_s": one.beyond_s,
+             "critical_s": one.critical_s, "late": one.late}
+            for one in stragglers(timeline)
+        ],
+    }  # fmt: skip
