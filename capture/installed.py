@@ -7,9 +7,9 @@ import importlib.util
 __all__ = ["require_installed"]
 
 
-def require_installed(who: str, *names: str) -> None:
+def require_installed(who: str, *names: str, extra: str = "capture") -> None:
     """ValueError where one of the packages is missing, with the extra that holds them."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        remedy = "pip install 'trainspace[capture]'"
+        remedy = f"pip install 'trainspace[{extra}]'"
         raise ValueError(f"{who} needs {' and '.join(missing)}, which this installation lacks; {remedy}")

@@ -11,7 +11,7 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ __all__ = ["Opened", "named", "opened"]
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 USTAR_AT = 257  # of a tar header: where "ustar" stands
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # read at a time, and what a look at the head of a file may see
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -45,33 +45,34 @@ def named(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: cannot read: {error.strerror or error}") from error
 
 
-def opened(path: str | Path) -> Iterator[Opened]:
+def opened(path: str | Path) -> Generator[Opened, None, None]:
     """Every file in a path: the file itself, or those in its archive. Each is read before the next is opened."""
     source = str(path)
-    with named(source), open(path, "rb") as file:
-        if not file.peek(1):
+    with named(source), open(path, "rb", BLOCK) as file:
+        if not Path(path).stat().st_size:
             raise ValueError(f"{source}: must hold a trace, but is empty")
         yield from _within(file, source, Path(source).resolve().parent.name)
 
 
 def _within(file: Any, source: str, folder: str) -> Iterator[Opened]:  # noqa: ANN401 - any binary file
     """What a stream holds, archives in archives included."""
-    stream = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BLOCK)
-    head = stream.peek(USTAR_AT + 5)
-    if head.startswith(GZIP):
-        yield from _within(io.BufferedReader(gzip.GzipFile(fileobj=stream), BLOCK), source, folder)
-    elif head.startswith(ZIP):
-        with zipfile.ZipFile(file if file.seekable() else io.BytesIO(stream.read())) as members:
-            for info in members.infolist():
-                if not info.is_dir():
-                    yield from _member(members.open(info), source, info.filename)
-    elif head[USTAR_AT : USTAR_AT + 5] == b"ustar":
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                if (content := archive.extractfile(member)) is not None:
-                    yield from _member(content, source, member.name)
-    else:
-        yield Opened(source=source, folder=folder, stream=stream)
+    with io.BufferedReader(file, BLOCK) as stream:
+        head = stream.peek(USTAR_AT + 5)
+        if head.startswith(GZIP):
+            with gzip.GzipFile(fileobj=stream, mode="rb") as unpacked:
+                yield from _within(unpacked, source, folder)
+        elif head.startswith(ZIP):
+            with zipfile.ZipFile(stream if stream.seekable() else io.BytesIO(stream.read())) as members:
+                for info in members.infolist():
+                    if not info.is_dir():
+                        yield from _member(members.open(info), source, info.filename)
+        elif head[USTAR_AT : USTAR_AT + 5] == b"ustar":
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    if (content := archive.extractfile(member)) is not None:
+                        yield from _member(content, source, member.name)
+        else:
+            yield Opened(source=source, folder=folder, stream=stream)
 
 
 def _member(file: IO[bytes], source: str, name: str) -> Iterator[Opened]:

@@ -66,14 +66,20 @@ def pair(traces: Sequence[RankTrace]) -> Pairing:
     groups = _shared_groups(traces)
     num_collectives, agreements = 0, []
     ends: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for members in groups.values():
-        num_collectives += _check_same(members)
-        for key, found in _ends(members):
-            ends.setdefault(key, []).append(found)
+    unlike: dict[tuple[int, int], str] = {}
+    for first, *others in groups.values():
+        num_collectives += len(first.rows)
+        for other in others:
+            key = (first.trace.rank, other.trace.rank)
+            _check_number(first, other)
+            if (offence := _unlike(first, other)) is not None:
+                unlike.setdefault(key, offence)
+            if len(first.rows):
+                ends.setdefault(key, []).append(_ends(first, other))
     of_rank = {trace.rank: trace for trace in traces}
     for (a, b), differences in sorted(ends.items()):
         agreement = _agreement(a, b, differences)
-        _check_ends(of_rank[a], of_rank[b], agreement)
+        _check_pair(of_rank[a], of_rank[b], agreement, unlike.get((a, b)))
         agreements.append(agreement)
     world = traces[0].world
     missing = tuple(sorted(set(range(world or 0)) - of_rank.keys()))
@@ -150,24 +156,24 @@ def _members(group: Group) -> str:
     return f"ranks {list(group.ranks)}" if group.ranks else f"{group.size} ranks"
 
 
-def _check_same(members: list[_Member]) -> int:
-    """Collectives of a group: as many on each rank, and each of one name and size. Gives their number."""
-    first = members[0]
-    for other in members[1:]:
-        where = f"{other.trace.source}: process group {other.group.name!r}"
-        if len(other.rows) != len(first.rows):
-            raise ValueError(
-                f"{where} must have as many collectives as in {first.trace.source}, but has {len(other.rows)} against "
-                f"{len(first.rows)}; give traces of the same steps"
-            )
-        for sequence, (row, its) in enumerate(zip(other.rows, first.rows, strict=True)):
-            mine, theirs = _what(other.trace, row), _what(first.trace, its)
-            if mine[0] != theirs[0] or (mine[0] not in UNEQUAL and mine[1] != theirs[1]):
-                raise ValueError(
-                    f"{where}: collective {sequence} must be the same as in {first.trace.source}, but is "
-                    f"{_told(*mine)} against {_told(*theirs)}; give traces of the same steps"
-                )
-    return len(first.rows)
+def _check_number(first: _Member, other: _Member) -> None:
+    if len(other.rows) != len(first.rows):
+        raise ValueError(
+            f"{other.trace.source}: process group {other.group.name!r} must have as many collectives as in "
+            f"{first.trace.source}, but has {len(other.rows)} against {len(first.rows)}; give traces of the same steps"
+        )
+
+
+def _unlike(first: _Member, other: _Member) -> str | None:
+    """The first collective that has another name or size on the other rank, in words."""
+    for sequence, (row, its) in enumerate(zip(other.rows, first.rows, strict=True)):
+        mine, theirs = _what(other.trace, row), _what(first.trace, its)
+        known = mine[1] is not None and theirs[1] is not None and mine[0] not in UNEQUAL
+        if mine[0] != theirs[0] or (known and mine[1] != theirs[1]):
+            where = f"{other.trace.source}: process group {other.group.name!r}: collective {sequence}"
+            what = f"but is {_told(*mine)} against {_told(*theirs)}"
+            return f"{where} must be the same as in {first.trace.source}, {what}"
+    return None
 
 
 def _what(trace: RankTrace, row: int) -> tuple[str, float | None]:
@@ -179,14 +185,10 @@ def _told(name: str, nbytes: float | None) -> str:
     return name if nbytes is None else f"{name} of {nbytes:.0f} bytes"
 
 
-def _ends(members: list[_Member]) -> Iterator[tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]]]:
-    """By pair of ranks, the first with each other: how much later the other's collectives end, and what they take."""
-    first = members[0]
-    for other in members[1:]:
-        epochs_s = (other.trace.epoch_ns - first.trace.epoch_ns) / NS
-        duration_s = np.minimum(first.durations_s, other.durations_s)
-        if len(duration_s):
-            yield (first.trace.rank, other.trace.rank), (other.ends_s - first.ends_s + epochs_s, duration_s)
+def _ends(first: _Member, other: _Member) -> tuple[np.ndarray, np.ndarray]:
+    """How much later the other rank's collectives end, and what they take where they take less."""
+    epochs_s = (other.trace.epoch_ns - first.trace.epoch_ns) / NS
+    return other.ends_s - first.ends_s + epochs_s, np.minimum(first.durations_s, other.durations_s)
 
 
 def _agreement(a: int, b: int, found: list[tuple[np.ndarray, np.ndarray]]) -> Agreement:
@@ -200,13 +202,18 @@ def _agreement(a: int, b: int, found: list[tuple[np.ndarray, np.ndarray]]) -> Ag
     )  # fmt: skip
 
 
-def _check_ends(a: RankTrace, b: RankTrace, found: Agreement) -> None:
+def _check_pair(a: RankTrace, b: RankTrace, found: Agreement, unlike: str | None) -> None:
+    """ValueError where names or sizes are unlike or ends scatter, with how far they do."""
+    scatter = (
+        f"ends matched by order differ by up to {found.worst_s * 1e3:.1f} ms (median {found.median_s * 1e3:.1f} ms) "
+        f"without a constant difference of clocks, where a collective takes {found.duration_s * 1e3:.1f} ms"
+    )
+    if unlike is not None:
+        raise ValueError(f"{unlike}, and {scatter}; give whole traces of the same steps")
     if found.most_s > max(FLOOR_S, OF_DURATION * found.duration_s):
         raise ValueError(
-            f"{b.source}: collectives must end when those of rank {a.rank} ({a.source}) do, but their ends differ by "
-            f"up to {found.worst_s * 1e3:.1f} ms (median {found.median_s * 1e3:.1f} ms) without a constant difference "
-            f"of clocks, where one takes {found.duration_s * 1e3:.1f} ms: matched by order, these are not the same "
-            "ones; give whole traces of the same steps"
+            f"{b.source}: collectives must end when those of rank {a.rank} ({a.source}) do, but {scatter}: these are "
+            "not the same ones; give whole traces of the same steps"
         )
 
 

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from capture.traces.jsonl import read_jsonl
+from capture.traces.kineto import read_kineto
 from capture.traces.opened import Opened, named, opened
 from capture.traces.records import RankTrace
 from capture.traces.trace_file import HEADER
 
 __all__ = ["read_all"]
 
-HEAD_BYTES = 1 << 16
-KNOWN = "JSON lines of this package"
+KNOWN = "a PyTorch profiler trace, JSON lines of this package"
 
 Importer = Callable[[Opened], RankTrace]
 
 
 def read_all(paths: Sequence[str | Path]) -> list[RankTrace]:
     """The trace of every rank in the files, in order of rank."""
-    traces = [importer(file.source, _head(file))(file) for path in paths for file in opened(path)]
+    traces = []
+    for path in paths:
+        with closing(opened(path)) as files:
+            traces += [importer(file.source, _head(file))(file) for file in files]
     if not traces:
         raise ValueError(f"{paths[0]}: must hold a trace, but holds no file")
     return sorted(traces, key=lambda trace: trace.rank)
@@ -32,7 +36,7 @@ def read_all(paths: Sequence[str | Path]) -> list[RankTrace]:
 
 def _head(file: Opened) -> bytes:
     with named(file.source):
-        return file.stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+        return file.stream.peek(1)
 
 
 def importer(source: str, head: bytes) -> Importer:
@@ -44,4 +48,6 @@ def importer(source: str, head: bytes) -> Importer:
         raise ValueError(f"{source.removesuffix(HEADER)[:-1]}: is imported already; see it with `search trace show`")
     if re.match(rb'\{"(meta|format)"\s*:', text):
         return read_jsonl
+    if b'"traceEvents"' in text or re.match(rb"\[\s*\{", text):
+        return read_kineto
     raise ValueError(f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from capture.installed import require_installed
 from capture.traces.pairing import Agreement, Pairing, pair
 from capture.traces.records import KINDS, Kind, RankTrace
 from capture.traces.trace_file import check_new, read_traces, write_traces
@@ -22,6 +23,7 @@ __all__ = ["read", "show"]
 
 def read(args: argparse.Namespace) -> int:
     """Reads every trace, checks them against each other, writes the file of -o and tells what it found."""
+    require_installed("search trace import", "msgspec", extra="traces")
     from capture.traces.recognise import read_all
 
     if args.output is not None:

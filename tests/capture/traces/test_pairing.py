@@ -45,8 +45,8 @@ def test_ends_that_scatter_more_than_collectives_take_are_refused_with_the_figur
     scattered = [line for it in range(20) for line in step(draw.uniform(-4.0, 4.0), it)]
     scattered.sort(key=lambda line: line["end"])
     told = refusal(tmp_path, [header(0), *steps()], [header(1), *scattered])
-    assert "their ends differ by up to" in told
-    assert "where one takes 3.0 ms" in told
+    assert "ends matched by order differ by up to" in told
+    assert "where a collective takes 3.0 ms" in told
 
 
 def test_few_outliers_are_no_reason_to_refuse(tmp_path):
