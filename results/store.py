@@ -22,12 +22,13 @@ from results.files import append_line, as_user_error, dump_json, read_lines, wri
 from results.schema import FRONT_FIELDS, REJECTION_FIELDS, REPLAY_FIELDS, SCHEMA_VERSION, Field, conform
 from results.table import Table
 
-__all__ = ["STATES", "RunFolder", "claimable", "folder_name", "fresh_folder", "is_run", "list_runs"]
+__all__ = ["REPORT", "STATES", "RunFolder", "claimable", "folder_name", "fresh_folder", "is_run", "list_runs"]
 
 STATES = ("running", "interrupted", "done", "failed")
 RUNS = Path("runs")
 
 _MANIFEST = "manifest.json"
+REPORT = "report.html"
 _SPACE_HASH = "space_sha256"
 _NOT_NUMBERS = ("by_rule", "pruned")  # of counts: a mapping, a flag
 _LOCK = ".lock"
@@ -211,6 +212,12 @@ class RunFolder:
         if not (self.path / "replays.parquet").exists():
             return _empty(REPLAY_FIELDS)
         return self._read("replays.parquet", REPLAY_FIELDS)
+
+    def write_report(self, content: str) -> Path:
+        """Writes `report.html`, the page of the run."""
+        self.claim()
+        write_bytes(self.path / REPORT, content.encode())
+        return self.path / REPORT
 
     def traces(self) -> Path:
         """The folder of the traces, `replays/`, made where it is missing."""

@@ -31,7 +31,7 @@ from search.run_rows import front_columns, hypervolume_of, reference_columns
 from search.space import Keep, Space, parse_space
 from search.structures import structure_filters
 from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_compiled, merge, warmed_up
-from search.trials import check_kept, closest_to_feasible, trial_parts
+from search.trials import check_kept, closest_to_feasible, just_missed, trial_parts
 from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasible, Progress, Update
 
 __all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "begin", "launch", "resume"]
@@ -297,6 +297,7 @@ def _write(run: RunFolder, plan: Plan, found: Swept, seconds: dict[str, float], 
         "raw": space.raw_size, "legal": plan.enumeration.legal, "fits": counts["fits"], "priced": counts["priced"],
         "front": len(ids), "by_rule": by_rule, "pruned": plan.prune,
     }  # fmt: skip
+    run.update_manifest(closest=just_missed(plan))
     seconds["total"] = time.perf_counter() - start
     run.update_manifest(counts=tally, seconds=seconds, hypervolume=hypervolume_of(space, columns) if len(ids) else None)
     if not len(ids):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from estimator.memory import RESERVED_FACTOR
 from estimator.rules import Case
 from hardware.units import format_bytes
 from results.schema import STRATEGY_NAMES, strategy_columns
@@ -20,7 +21,8 @@ from search.space import Keep, Space
 from search.structures import strategy_at
 from search.sweep import Plan, prepare, sweep_plan
 
-__all__ = ["MAX_KEPT", "check_kept", "closest_of", "closest_to_feasible", "closest_tried", "trial_parts"]
+__all__ = ["MAX_KEPT", "check_kept", "closest_of", "closest_to_feasible", "closest_tried", "just_missed",
+           "trial_parts"]  # fmt: skip
 
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
@@ -60,9 +62,24 @@ def closest_to_feasible(plan: Plan) -> list[dict[str, Any]]:
     return _refused(plan, free) or _least_memory(plan) or _least_memory(free)
 
 
-def _least_memory(plan: Plan) -> list[dict[str, Any]]:
+def just_missed(plan: Plan) -> list[dict[str, Any]]:
+    """Of the structures that no option makes fit, those that lack the least memory; none where every structure fits."""
+    constants = [world.tables.constants for world in plan.enumeration.worlds]
+    world = plan.enumeration.structures.world
+    if not len(world):
+        return []
+    context, capacity = (
+        np.array([getattr(c, name) for c in constants], dtype=float) for name in ("context_bytes", "capacity_bytes")
+    )
+    over = plan.lows[:, 1] * RESERVED_FACTOR + context[world] - capacity[world]
+    nearest = np.argsort(np.where(over > 0.0, over, np.inf), kind="stable")[:NEAR_STRUCTURES]
+    return _least_memory(plan, nearest[over[nearest] > 0.0])
+
+
+def _least_memory(plan: Plan, among: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """What needs the least memory of all structures, or of some."""
     structures, rows = plan.enumeration.structures, []
-    for i in np.argsort(plan.lows[:, 1], kind="stable")[:NEAR_STRUCTURES]:
+    for i in np.argsort(plan.lows[:, 1], kind="stable")[:NEAR_STRUCTURES] if among is None else among:
         ids = lean(plan.enumeration.worlds[structures.world[i]], structures, int(i))
         columns = compose_ids(plan.space, plan.enumeration, ids)
         best = int(np.argmin(columns["device_memory_bytes"]))

@@ -14,12 +14,13 @@ from typing import Any
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report import front_table, ranked, rejection_table
 from results.report.text import hanging
-from results.store import RunFolder, claimable
+from results.store import REPORT, RunFolder, claimable
 from results.table import Table
 from search.choice import check_searchable, check_warm
 from search.commands.answer import NOTHING_FEASIBLE, answer, check_writable, tell
 from search.commands.launch_many import launch_many, resume_many
 from search.commands.outcome import json_replays, read_replays, replay_lines
+from search.commands.page import write_report
 from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
@@ -120,6 +121,7 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
         return _nothing(args, space, error.run, error.closest)
     if not len(folder.read_front()):  # resumed after it had ended so
         return _nothing(args, space, folder.path, closest_of(folder, space))
+    write_report(folder, space)
     _ended(args, space, folder)
     return 0
 
@@ -178,6 +180,7 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     lines += hanging("search: ", str(manifest.get("sampler_reason", "")))
     lines += hanging("took: ", ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items()))
     can_replay = not all(system.segments for system in space.systems)
+    lines += [f"page: {folder.path / REPORT} (opens in a browser)"] if (folder.path / REPORT).is_file() else []
     lines += _next(folder.path, int(front["id"][order[0]]), replayed=bool(len(replays)), can_replay=can_replay)
     data = {
         "run": str(folder.path),

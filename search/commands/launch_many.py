@@ -17,6 +17,7 @@ from results.batch_index import ENDED, INDEX, BatchIndex, Entry, folder_names
 from results.report.batch import batch_table
 from results.store import RunFolder
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
+from search.commands.page import write_report
 from search.commands.progress import watching
 from search.commands.runs import space_of
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, begin, resume
@@ -84,6 +85,7 @@ def _carry_out_one(batch: BatchIndex, number: int, options: LaunchOptions) -> in
         with watching() as watcher:
             folder = resume(path, options, watcher)
         if len(folder.read_front()):
+            write_report(folder, space_of(folder))
             batch.settle(number, outcome="done", **_facts(folder))
             return 0
         return _nothing(batch, number)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from estimator.result import StepResult
-from estimator.rules import Case, paired
-from estimator.schedule import Kind, Order, Simulation, in_flight, order, placement, side_by_side, simulate
+from estimator.rules import paired
+from estimator.schedule import Kind, Order, Simulation
 from estimator.schedule.rules import VEES
 from estimator.strategy import Recompute, Schedule, Strategy
 from hardware.units import GB, format_bytes, format_seconds
@@ -21,6 +21,7 @@ from results.report.text import columns, format_cell, hanging
 from search.commands.answer import NOTHING_FEASIBLE, answer, check_free
 from search.commands.estimate import headline
 from search.commands.point import Point, read_point
+from search.lane import num_passes, passes_of
 
 __all__ = ["Row", "compared", "run"]
 
@@ -117,8 +118,8 @@ def compared(point: Point, limit_bytes: float) -> tuple[list[Row], dict[str, str
 
 def _check_work(point: Point) -> None:
     """ValueError where simulating every pass of every schedule would take minutes."""
-    m = int(Case.of(point.model, point.strategy, point.system, point.workload).sizes["num_micro_batches"][0])
-    if (num := m * int(point.strategy.pp) * int(point.strategy.vpp)) > MAX_PASSES:
+    if (num := num_passes(point.model, point.strategy, point.system, point.workload)) > MAX_PASSES:
+        m = num // (int(point.strategy.pp) * int(point.strategy.vpp))
         raise ValueError(
             f"micro-batches ({m}) times pp * vpp must be at most {MAX_PASSES} to simulate every schedule, but are "
             f"{num}; lower workload.global_batch, or raise strategy.micro_batch"
@@ -151,22 +152,10 @@ def _variants(s: Strategy, schedule: Schedule) -> list[Strategy]:
 
 
 def _row(point: Point, strategy: Strategy, result: StepResult, *, fits: bool) -> Row:
-    p, v = int(strategy.pp), int(strategy.vpp)
-    case = Case.of(point.model, strategy, point.system, point.workload)
-    m = int(case.sizes["num_micro_batches"][0])
-    passes = order(strategy.schedule, p, m, v, strategy.interleave_group)
-    chunks = placement(strategy.schedule, p, v)
-    pairs = any(item.kind is Kind.PAIR for items in passes for item in items)
-    if strategy.overlap.ep and int(strategy.ep) > 1 and not pairs:
-        passes = [side_by_side(items) for items in passes]
-    f, b, w = np.array(result.chunks).T
-    held = in_flight(passes, chunks).sum(axis=1).max() / chunks.shape[1]
-    if strategy.schedule is Schedule.DUALPIPE:
-        held *= 2.0  # a micro-batch runs one of a rank's two chunks
+    passes = passes_of(point.model, strategy, point.system, point.workload, result)
     return Row(
-        strategy=strategy, result=result, passes=passes, simulated=simulate(passes, f, b, w), fits=fits,
-        held=float(held),
-    )  # fmt: skip
+        strategy=strategy, result=result, passes=passes.order, simulated=passes.simulated, fits=fits, held=passes.held
+    )
 
 
 def _lane(row: Row) -> Lane:

@@ -25,7 +25,7 @@ from search.space import Space, load_space
 from search.structures import enumerate_space
 from search.trials import closest_of
 
-__all__ = ["closest_lines", "closest_remedies", "counts_line", "rejections_of", "run"]
+__all__ = ["closest_lines", "closest_remedies", "counts_line", "degrees_line", "rejections_of", "run"]
 
 COUNTS = (
     ("raw", "points"),
@@ -79,7 +79,7 @@ def closest_remedies(space: Space, closest: Sequence[Mapping[str, Any]]) -> list
 
 def closest_lines(closest: Sequence[Mapping[str, Any]], found: Sequence[Remedy]) -> list[str]:
     """The candidates that come closest, each with what stands in its way, and remedies for the first."""
-    told = dict.fromkeys((f"{_degrees(row)}; {_needs(row)}", row["remedy"]) for row in closest)
+    told = dict.fromkeys((f"{degrees_line(row)}; {_needs(row)}", row["remedy"]) for row in closest)
     lines = ["", "closest:"] if closest else []
     for text, remedy in told:
         lines += [*hanging("  ", text), *hanging("    ", remedy)]
@@ -93,7 +93,7 @@ def _needs(row: Mapping[str, Any]) -> str:
     return f"{format_bytes(row['device_memory_bytes'])} of {format_bytes(row['capacity_bytes'])}"
 
 
-def _degrees(row: Mapping[str, Any]) -> str:
+def degrees_line(row: Mapping[str, Any]) -> str:
     """A configuration without what depends on more than its strategy."""
     degrees = [f"{name} {row[name]}" for name in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp") if row[name] != 1]
     rest = [f"{name} {row[name]}" for name in ("micro_batch", "zero_stage", "recompute")]

@@ -40,6 +40,7 @@ COMMANDS = (
     "capture",
     "bench",
     "replay",
+    "report",
 )
 LIGHT = {"numpy", "yaml", "ray", "numba", "pyarrow", "optuna", "moocore", "rich", "torch", "matplotlib"}
 PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")
@@ -162,6 +163,11 @@ HOSTILE = [
     ["show", "latest", "-o", "missing/file"],
     ["show", "latest", "-o", "folder"],
     ["show", "latest", "--xlsx", "file"],
+    ["report", "missing"],
+    ["report", "folder"],
+    ["report", "latest", "-o", "missing/file"],
+    ["report", "latest", "-o", "folder"],
+    ["report"],
     ["plan", "latest"],
     ["plan", "latest", "--tokens", "nan"],
     ["plan", "latest", "--tokens", "inf"],
@@ -214,7 +220,7 @@ def test_bad_input_is_one_line_and_2(search, small_run, tmp_path, words):
     assert [p.name for p in (tmp_path / "folder").iterdir()] == ["keep"]
 
 
-@pytest.mark.parametrize("command", [["show"], ["plan", "--tokens", "1e12"], ["estimate"]])
+@pytest.mark.parametrize("command", [["show"], ["plan", "--tokens", "1e12"], ["estimate"], ["report"]])
 @pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"PAR1\x00\x00\x00\x00PAR1"])
 def test_a_damaged_front_is_one_line_and_2(search, small_run, command, content):
     (small_run.path / "front.parquet").write_bytes(content)

@@ -1,0 +1,64 @@
+"""Claims about `search report` and what a launch leaves behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from results.schema import FRONT_FIELDS
+from results.store import RunFolder
+
+
+def test_a_report_goes_into_the_run_or_where_it_is_asked_for(search, small_run, tmp_path):
+    said = search("report", "latest")
+    assert (said.code, said.out) == (0, "runs/small/report.html\n")
+    inside = (small_run.path / "report.html").read_text(encoding="utf-8")
+    said = search("report", "latest", "-o", "page.html", "--json")
+    assert json.loads(said.out) == {"run": "runs/small", "report": "page.html", "bytes": len(inside.encode())}
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == inside
+    for text in ("fully_sharded", "tp * pp &lt;= 16", "90 GiB of 76 GiB", "search show runs/small"):
+        assert text in inside
+
+
+def test_a_run_without_a_front_is_3_and_says_what_to_ask(search, small_run):
+    small_run.write_front({field.name: [] for field in FRONT_FIELDS})
+    small_run.close()
+    said = search("report", "latest")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == (
+        "runs/small: nothing is feasible, so there is no front to show; search why runs/small tells why\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "held", "told"),
+    [
+        ("running", True, "this one is running; wait until it is done"),
+        ("running", False, "this one is interrupted; go on with: search resume runs/small"),
+        ("failed", False, "this one is failed; go on with: search resume runs/small"),
+    ],
+)
+def test_a_run_that_is_not_done_is_one_line_and_2(search, small_run, state, held, told):
+    small_run.update_manifest(state=state)
+    if not held:
+        small_run.close()
+    said = search("report", "runs/small")
+    small_run.close()
+    assert (said.code, said.out) == (2, "")
+    assert said.err == f"search: runs/small: only a finished run has a whole front, but {told}\n"
+
+
+def test_a_launch_writes_the_page_and_keeps_what_came_closest(search, tmp_path):
+    words = ("--set", "strategy.recompute=[none]", "--set", "strategy.zero_stage=[0]", "--set", "system.num_chips=8")
+    said = search("launch", "llama3_8b_small", "--pool", "inline", "--replay", "0", "--out", "run", *words)
+    assert said.code == 0
+    manifest = RunFolder.open(tmp_path / "run").manifest
+    closest = manifest["closest"]
+    assert closest
+    assert all(row["device_memory_bytes"] > row["capacity_bytes"] for row in closest)
+    assert [row["short_by_bytes"] for row in closest] == sorted(row["short_by_bytes"] for row in closest)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert closest[0]["remedy"] in page
+    assert manifest["seconds"]["report"] > 0
+    assert "page: run/report.html" in said.out
