@@ -24,7 +24,7 @@ from results.report import ranked
 from results.report.gantt import LETTERS, Lane, alive
 from results.report.run_page import Detail, RunFacts, SwimLane, page_html
 from results.schema import strategy_at
-from results.store import RunFolder
+from results.store import REPORT, RunFolder
 from results.table import Table
 from search.bands import cell_of, model_error
 from search.commands.answer import tell
@@ -52,15 +52,16 @@ _NEGLECTED: Pairs = [
 
 
 def write_report(folder: RunFolder, space: Space) -> None:
-    """Writes the page of a finished run into its folder. What stands in the way is told: the run is done without."""
+    """Writes the page of a finished run that has none yet. What stands in the way is told: the run is done without."""
+    if (folder.path / REPORT).is_file():
+        return
     start = time.perf_counter()
     try:
         with folder:
             folder.write_report(report_html(folder, space))
-            told = {"report": time.perf_counter() - start}
-            seconds = {name: s for name, s in folder.manifest["seconds"].items() if name not in {"report", "total"}}
-            total = sum(seconds.values()) + told["report"]
-            folder.update_manifest(seconds=seconds | told | {"total": total})
+            seconds, took = folder.manifest["seconds"], time.perf_counter() - start
+            told = {"report": took, "total": seconds["total"] + took}
+            folder.update_manifest(seconds={name: s for name, s in seconds.items() if name != "total"} | told)
     except ValueError as error:
         tell(f"no report: {error}")
 
