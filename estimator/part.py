@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from estimator.graph import OpGraph
 from estimator.op import Component, Op, OpKind
 from estimator.precision import Tag
 
-__all__ = ["Part", "part_of"]
+__all__ = ["Part", "part_names", "part_of"]
 
 
 class Part(Tag):
@@ -41,3 +42,8 @@ def part_of(op: Op) -> Part:
     if op.name.partition(".")[0] == SHARED:
         return Part.SHARED_EXPERTS
     return BY_COMPONENT[op.component]
+
+
+def part_names(graph: OpGraph) -> dict[str, Part]:
+    """The part that the ops of each name are of."""
+    return {op.name: part_of(op) for block in graph.blocks.values() for op in block.ops}

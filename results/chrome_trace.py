@@ -20,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from estimator.part import Part
 from estimator.tasks import CATEGORIES
 from estimator.timeline import Timeline, memory
 from hardware.units import format_bytes
+from results.colours import TRACE_NAMES
 from results.files import as_user_error
 from results.trace_selection import choose
 
@@ -72,15 +74,17 @@ def check_free(path: Path, subject: str) -> None:
 
 def write_trace(
     path: Path, timeline: Timeline, *, subject: str, about: Mapping[str, str | float] | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BYTES, parts: Mapping[str, Part] | None = None,
 ) -> TraceFile:  # fmt: skip
     """Writes the timeline to `path`, at once or not at all; gzip when the name ends in .gz.
 
     `subject` names what is traced: a file of another subject is not replaced. `about` goes into the trace's metadata.
+    `parts`: of which part of the model an operation of that name is; chrome://tracing draws it in the part's colour,
+    Perfetto's viewer chooses colours by name.
     """
     path = Path(path)
     check_free(path, subject)
-    trace = _Trace(timeline, max_bytes)
+    trace = _Trace(timeline, max_bytes, parts or {})
     head = {"subject": subject, **(about or {}), **trace.notes()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     num_bytes = num_events = 0
@@ -138,8 +142,9 @@ def _subject_of(path: Path) -> object:
 class _Trace:
     """The events of one timeline as lines of JSON, thread by thread in time order."""
 
-    def __init__(self, timeline: Timeline, max_bytes: int) -> None:
+    def __init__(self, timeline: Timeline, max_bytes: int, parts: Mapping[str, Part]) -> None:
         self.timeline, self.tasks = timeline, timeline.tasks
+        self.said = [_named(name, parts.get(name)) for name in self.tasks.names]
         self.computes = np.array([stream.computes for stream in self.tasks.streams], dtype=np.bool_)
         ran = np.flatnonzero(np.isfinite(timeline.start))
         self.ran = ran[np.argsort(timeline.start[ran], kind="stable")]
@@ -147,7 +152,7 @@ class _Trace:
         self.passes = self._passes()
         self.curves = _counters(timeline, max_bytes)
         self.flows = self._flows()
-        names = [len(json.dumps(name)) for name in self.tasks.names]
+        names = [len(said) for said in self.said]
         scopes = [len(json.dumps(name)) + 6 for name in self.tasks.scopes]  # one without a name is called step
         time, number = len(_us(int(self.end.max(initial=0)))), len(str(4 * len(self.tasks)))
         fixed = HEAD_BYTES + sum(len(times) for times, _ in self.curves) * (COUNTER_BYTES + time + number)
@@ -225,7 +230,6 @@ class _Trace:
 
     def _op_lines(self) -> Iterator[str]:
         tasks, timeline = self.tasks, self.timeline
-        names = [json.dumps(name) for name in tasks.names]
         kinds = [category.value for category in CATEGORIES]
         places = [f'"pid":{self._pid(s.device)},"tid":{self._stream_tid(i)}' for i, s in enumerate(tasks.streams)]
         arrows = self._arrows()
@@ -239,9 +243,9 @@ class _Trace:
         for task, name, kind, stream, batch, chunk, start, end, own, slower in zip(
             shown.tolist(), *(column[shown].tolist() for column in columns), strict=True
         ):
-            at = places[stream]
+            at, said = places[stream], self.said[name]
             yield (
-                f'{{"ph":"X","name":{names[name]},"cat":"{kinds[kind]}",{at},"ts":{start // 1000}.{start % 1000:03d},'
+                f'{{"ph":"X","name":{said},"cat":"{kinds[kind]}",{at},"ts":{start // 1000}.{start % 1000:03d},'
                 f'"dur":{_us(end - start)},"args":{{{_where(batch, chunk)}"own_s":{own:.6g},"stretch":{slower:.4g}}}}}'
             )
             for phase, number in arrows.get(task, ()):
@@ -351,6 +355,11 @@ def _where(micro_batch: int, chunk: int) -> str:
     """The place of a task as the beginning of its args."""
     places = (("micro_batch", micro_batch), ("chunk", chunk))
     return "".join(f'"{name}":{number},' for name, number in places if number >= 0)
+
+
+def _named(name: str, part: Part | None) -> str:
+    """The name of an operation as JSON, with the colour of its part behind it where that is known."""
+    return json.dumps(name) + ("" if part is None else f',"cname":"{TRACE_NAMES[part]}"')
 
 
 def _meta(name: str, pid: int, tid: int | None, args: Mapping[str, str | int]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from estimator.part import Part
 from estimator.schedule import Kind
 
-__all__ = ["DISTINCT", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "TRACE_NAMES", "on"]
+__all__ = ["BLACK", "DISTINCT", "LINE", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "TRACE_NAMES", "on"]
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
@@ -30,6 +30,8 @@ MANY: Final = (*DISTINCT[:-1], VIOLET, PLUM, MOSS, AQUA, INDIGO, PINE, ORCHID, M
 
 RULE: Final = "#DDDDDD"
 """Lines behind a picture."""
+LINE: Final = "#888888"
+"""Lines that say something."""
 
 PART_COLOURS: Final[Mapping[Part, str]] = {
     Part.EMBEDDING: VIOLET, Part.ATTENTION: BLUE, Part.ROTARY: SKY, Part.LINEAR_ATTENTION: AQUA, Part.SCAN: INDIGO,

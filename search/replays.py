@@ -17,9 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from estimator.build import build
 from estimator.detail.step import ReplayedStep, replay_step
 from estimator.detail.unroll import MAX_TASKS, TooLarge
 from estimator.model import ModelSpec
+from estimator.part import part_names
+from estimator.passes import lower
+from estimator.precision import recipe
 from estimator.strategy import Strategy
 from estimator.timeline import critical_path, exposed
 from estimator.workload import Workload
@@ -117,7 +121,10 @@ def replay_point(
         }  # fmt: skip
         subject = subject_of(model, strategy, system, workload)
         try:
-            written = write_trace(path, step.timeline, subject=subject, about=about, max_bytes=trace_bytes)
+            written = write_trace(
+                path, step.timeline, subject=subject, about=about, max_bytes=trace_bytes,
+                parts=part_names(lower(build(model, workload.seq), strategy, recipe(strategy.precision))),
+            )  # fmt: skip
         except ValueError as error:
             notes.append(f"no trace: {_sentence(error)}")
         else:

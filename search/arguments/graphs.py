@@ -24,6 +24,7 @@ def add(commands: Commands) -> None:
     capture.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
     group = commands.group("graph", "looks at graphs of operations: captured ones, models, configurations")
     _add_show(group)
+    _add_export(group)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
@@ -55,3 +56,17 @@ def _add_show(group: Commands) -> None:
     )
     show.add_argument("--csv", action="store_true", help="the rows as CSV")
     add_subject(show)
+
+
+def _add_export(group: Commands) -> None:
+    export = group.add(
+        "export",
+        "graph_export",
+        "a graph as a file that other programs read, with FLOPs, bytes and formulas of every operation",
+        example="search graph export model.graph.json --to xlsx -o model.xlsx",
+    )
+    export.add_argument("config", metavar="GRAPH|CONFIG", help=GRAPH)
+    formats = ("json", "dot", "onnx", "xlsx", "html", "csv", "parquet", "perfetto")
+    export.add_argument("--to", choices=formats, required=True, help="perfetto: a trace, one operation after the other")
+    export.add_argument("--force", action="store_true", help="replace FILE where it exists")
+    add_subject(export)

@@ -42,14 +42,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _head(subject: GraphSubject) -> list[str]:
-    return [model_line(subject.model), *hanging("", f"{subject.told}; amounts are of all runs of a scope")]
+    name = subject.name if subject.model is None else model_line(subject.model)
+    return [name, *hanging("", f"{subject.told}; amounts are of all runs of a scope")]
 
 
 def _show_sources(args: argparse.Namespace, subject: GraphSubject) -> int:
     model = subject.captured
     if model is None:
         law = "--source tells where captured operations come from"
-        raise ValueError(f"{law}, but {args.config} was built from sizes; search capture makes a graph from its code")
+        raise ValueError(f"{law}, but {args.config} is no capture; search capture makes one of a config.json")
     rows, others = _source_rows(model)
     lines: list[str] = []
     for row in rows:

@@ -20,36 +20,42 @@ from estimator.imbalance import Routing
 from estimator.inventory import Entry, inventory
 from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_names
+from estimator.ops_file import OpsFile, is_ops_text, read_ops
 from estimator.passes import lower, recompute
 from estimator.passes.differentiate import differentiate
 from estimator.precision import PrecisionRecipe, recipe
 from hardware.catalog import chip
+from results.graph_export import GraphView
 from search.commands.point import Point, read_point, split_named, split_run
 from search.space import shipped_spaces
 from search.yaml_lines import read_document
 
 __all__ = ["GraphSubject", "priced_graph", "read_subject"]
 
+HEAD = 200  # characters that say of which format a file is
 SEQ = 4096  # of a model that is looked at by itself
 ALONE = ("seq", "precision", "chip")  # what a configuration says itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSubject:
-    """A graph under the name it was asked for. `told`: of what its amounts are; `point`: the configuration, if any."""
+    """A graph under the name it was asked for. `told`: of what its amounts are."""
 
     name: str
     told: str
-    model: ModelSpec
     graph: OpGraph
     recipe: PrecisionRecipe
     entries: tuple[Entry, ...]
-    point: Point | None = None
+    model: ModelSpec | None = None  # none of a file of ops
+    is_logical: bool = False  # the forward ops of a model, before any pass
 
     @property
-    def is_priced(self) -> bool:
-        """Whether its ops have seconds."""
-        return any(entry.bound for entry in self.entries)
+    def view(self) -> GraphView:
+        """What exporters take."""
+        return GraphView(
+            name=self.name, told=self.told, graph=self.graph, recipe=self.recipe, entries=self.entries,
+            sources={} if self.captured is None else _places(self.captured),
+        )  # fmt: skip
 
     @property
     def captured(self) -> CapturedModel | None:
@@ -59,7 +65,44 @@ class GraphSubject:
 
 def read_subject(args: argparse.Namespace, target: str) -> GraphSubject:
     """What `GRAPH|CONFIG` means, with the command line's options; ValueError names the file."""
+    if (ops := _ops_file(target)) is not None:
+        return _of_ops(args, target, ops)
     return _of_point(args, target) if is_configuration(target) else _of_model(args, target)
+
+
+def _places(model: CapturedModel) -> dict[tuple[str, str], str]:
+    """Per block and op the first place that it was captured from; a layer's by its number."""
+    layers = [kind for kind in model.captured.graph.sequence if kind.is_layer]
+    found = {}
+    for name, origins in model.captured.origins.items():
+        place, _, op = name.rpartition("/")
+        number = place.rpartition(".")[2]
+        block = layers[int(number)].value if number.isdecimal() and int(number) < len(layers) else place
+        found[block, op] = f"{origins[0].module} {origins[0].scope}, {origins[0].line}"
+    return found
+
+
+def _ops_file(target: str) -> OpsFile | None:
+    """The file of ops at that path, if it is one."""
+    path = Path(target)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    return read_ops(path) if is_ops_text(head) else None
+
+
+def _of_ops(args: argparse.Namespace, target: str, ops: OpsFile) -> GraphSubject:
+    for name in (*ALONE, "reference"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} is for a model or a configuration, but {target} holds ops; leave it out")
+    if args.overrides or args.backward:
+        raise ValueError(f"--set and --backward make another graph, but {target} holds ops; leave them out")
+    r = recipe(ops.precision)
+    return GraphSubject(name=ops.graph.name, told=ops.told, graph=ops.graph, recipe=r, entries=inventory(ops.graph, r))
 
 
 def is_configuration(target: str) -> bool:
@@ -88,8 +131,8 @@ def _of_model(args: argparse.Namespace, target: str) -> GraphSubject:
     what = f"one token behind a cache of {seq}" if phase == "decode" else f"one sequence of {seq} tokens"
     told = f"{what}, {'forward and backward' if args.backward else 'forward'}, {chosen.name}"
     return GraphSubject(
-        name=model.name, told=f"{told}, on one {on.name}" if on else told, model=model, graph=graph, recipe=chosen,
-        entries=inventory(graph, chosen, on),
+        name=model.name, told=f"{told}, on one {on.name}" if on else told, graph=graph, recipe=chosen,
+        entries=inventory(graph, chosen, on), model=model, is_logical=not args.backward,
     )  # fmt: skip
 
 
@@ -105,8 +148,8 @@ def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
         raise ValueError(f"{target}: {error}") from error
     told = f"one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
     return GraphSubject(
-        name=point.name, told=told, model=point.model, graph=graph, recipe=recipe(point.strategy.precision),
-        entries=entries, point=point,
+        name=point.name, told=told, graph=graph, recipe=recipe(point.strategy.precision), entries=entries,
+        model=point.model,
     )  # fmt: skip
 
 

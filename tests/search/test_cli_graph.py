@@ -109,6 +109,69 @@ def test_a_captured_graph_and_its_config_are_shown_alike(search, graph):
     }
 
 
+FORMATS = ("json", "dot", "onnx", "xlsx", "html", "csv", "parquet", "perfetto")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_graph_goes_to_a_file_of_every_format_and_no_file_is_replaced_unasked(search, graph, tmp_path, to):
+    words = ("graph", "export", graph, "--to", to, "--chip", "h100", "-o", "out")
+    said = search(*words, "--json")
+    assert (said.code, said.err) == (0, "")
+    told = json.loads(said.out)
+    content = (tmp_path / "out").read_bytes()
+    assert (told["format"], told["file_bytes"]) == (to, len(content))
+    (tmp_path / "out").write_text("mine")
+    refused = search(*words)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "out: exists already; give another file, or --force to replace it" in refused.err
+    assert (tmp_path / "out").read_text() == "mine"
+    assert search(*words, "--force").code == 0
+    assert (tmp_path / "out").read_bytes() == content
+
+
+def test_a_captured_graph_is_exported_as_it_was_captured(search, graph, tmp_path):
+    assert search("graph", "export", graph, "--to", "json").out == (tmp_path / graph).read_text()
+
+
+@pytest.mark.parametrize("target", ["llama3_8b", "deepseek_v3", "deepseek_v3:published", "nemotron_h_56b"])
+def test_an_exported_graph_is_read_back_exactly(search, tmp_path, target):
+    assert search("graph", "export", target, "--to", "json", "-o", "a.json").code == 0
+    assert search("graph", "export", "a.json", "--to", "json").out == (tmp_path / "a.json").read_text()
+    shown, again = (rows_of(search("graph", "show", name, "--json")) for name in (target, "a.json"))
+    without = [{k: v for k, v in row.items() if k not in {"seconds"}} for row in shown.values()]
+    assert [{k: v for k, v in row.items() if k not in {"seconds"}} for row in again.values()] == without
+
+
+def test_what_a_format_leaves_out_is_told(search):
+    said = search("graph", "export", "deepseek_v3:published", "--to", "dot")
+    assert said.code == 0
+    assert "dot has the forward operations; 4,365 of gradients and recompute are left out" in said.err
+
+
+EXPORT_HOSTILE = {
+    "binary without a file": (["llama3_8b", "--to", "onnx"], "onnx is no text, so a file must be named"),
+    "json about no file": (["llama3_8b", "--to", "dot", "--json"], "so a file must be named"),
+    "an unknown format": (["llama3_8b", "--to", "doc"], "invalid choice"),
+    "no format": (["llama3_8b"], "--to"),
+    "into no folder": (["llama3_8b", "--to", "csv", "-o", "no/where.csv"], "cannot write"),
+    "onto its input": (["mine.json", "--to", "csv", "-o", "mine.json", "--force"], "must not replace the input"),
+    "a trace of nothing priced": (["llama3_8b", "--to", "perfetto", "-o", "t"], "a trace needs seconds"),
+    "ops of another length": (["mine.json", "--to", "csv", "--seq", "8"], "--seq is for a model or a configuration"),
+    "ops that are broken": (["broken.json", "--to", "csv"], "broken.json: version must be 1, but got 7"),
+}
+
+
+@pytest.mark.parametrize("name", EXPORT_HOSTILE)
+def test_bad_exports_are_one_line_and_2(search, tmp_path, name):
+    assert search("graph", "export", "llama3_8b", "--to", "json", "-o", "mine.json").code == 0
+    broken = json.loads((tmp_path / "mine.json").read_text()) | {"version": 7}
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    words, law = EXPORT_HOSTILE[name]
+    said = search("graph", "export", *words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert law in said.err
+
+
 HOSTILE = {
     "no such thing": (["nothing"], "is neither a known name nor a file"),
     "a broken graph": (["cut.json"], "cut.json: must be"),
