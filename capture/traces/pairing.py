@@ -74,9 +74,12 @@ def pair(traces: Sequence[RankTrace]) -> Pairing:
             _check_number(first, other)
             if (offence := _unlike(first, other)) is not None:
                 unlike.setdefault(key, offence)
-            if len(first.rows):
+            if np.any(first.durations_s > 0) or np.any(other.durations_s > 0):  # else no times are recorded
                 ends.setdefault(key, []).append(_ends(first, other))
     of_rank = {trace.rank: trace for trace in traces}
+    for pair_of_ranks, offence in unlike.items():
+        if pair_of_ranks not in ends:
+            raise ValueError(f"{offence}; give traces of the same steps")
     for (a, b), differences in sorted(ends.items()):
         agreement = _agreement(a, b, differences)
         _check_pair(of_rank[a], of_rank[b], agreement, unlike.get((a, b)))
@@ -261,7 +264,7 @@ def _notices(traces: Sequence[RankTrace], missing: tuple[int, ...], agreements: 
     if missing:
         told = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         yield f"{len(missing)} of {traces[0].world} ranks are missing ({told}): alignment and the global graph need all"
-    for found in agreements:
-        if found.num_paired < ENOUGH:
-            few = f"ranks {found.a} and {found.b} share {found.num_paired} collectives"
-            yield f"{few}: too few for their ends to disagree"
+    few = [found for found in agreements if found.num_paired < ENOUGH]
+    if few:
+        pairs = ", ".join(f"{found.a} and {found.b}" for found in few)
+        yield f"ranks {pairs} share fewer than {ENOUGH} collectives: too few for their ends to disagree"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from capture.traces.chakra import read_chakra, read_chakra_json, starts_as_chakra
+from capture.traces.execution_trace import read_execution_trace
 from capture.traces.jsonl import read_jsonl
 from capture.traces.kineto import read_kineto
 from capture.traces.opened import Opened, named, opened
@@ -18,7 +20,7 @@ from capture.traces.trace_file import HEADER
 
 __all__ = ["read_all"]
 
-KNOWN = "a PyTorch profiler trace, JSON lines of this package"
+KNOWN = "a PyTorch profiler or execution trace, Chakra, JSON lines of this package"
 
 Importer = Callable[[Opened], RankTrace]
 
@@ -48,6 +50,12 @@ def importer(source: str, head: bytes) -> Importer:
         raise ValueError(f"{source.removesuffix(HEADER)[:-1]}: is imported already; see it with `search trace show`")
     if re.match(rb'\{"(meta|format)"\s*:', text):
         return read_jsonl
+    if b'"workload_graph"' in text:
+        return read_chakra_json
+    if re.match(rb'\{\s*"schema"\s*:', text) and b'"nodes"' in text:
+        return read_execution_trace
+    if not text.startswith((b"{", b"[")) and starts_as_chakra(head):
+        return read_chakra
     if b'"traceEvents"' in text or re.match(rb"\[\s*\{", text):
         return read_kineto
     raise ValueError(f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}")
