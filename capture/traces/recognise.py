@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from capture.traces.byteps import looks_like_byteps, read_byteps
 from capture.traces.chakra import read_chakra, read_chakra_json, starts_as_chakra
 from capture.traces.execution_trace import read_execution_trace
+from capture.traces.horovod import looks_like_horovod, read_horovod
 from capture.traces.jsonl import read_jsonl
 from capture.traces.kineto import read_kineto
 from capture.traces.opened import Opened, named, opened
@@ -20,7 +22,7 @@ from capture.traces.trace_file import HEADER
 
 __all__ = ["read_all"]
 
-KNOWN = "a PyTorch profiler or execution trace, Chakra, JSON lines of this package"
+KNOWN = "PyTorch's profiler or execution trace, Chakra, Horovod, BytePS, JSON lines of this package"
 
 Importer = Callable[[Opened], RankTrace]
 
@@ -48,7 +50,7 @@ def importer(source: str, head: bytes) -> Importer:
         raise ValueError(f"{source}: must hold a trace, but is empty")
     if source.endswith(f":{HEADER}") and b'"trainspace.traces"' in text:
         raise ValueError(f"{source.removesuffix(HEADER)[:-1]}: is imported already; see it with `search trace show`")
-    if re.match(rb'\{"(meta|format)"\s*:', text):
+    if re.match(rb'\{\s*"(meta|format)"\s*:', text):
         return read_jsonl
     if b'"workload_graph"' in text:
         return read_chakra_json
@@ -56,6 +58,10 @@ def importer(source: str, head: bytes) -> Importer:
         return read_execution_trace
     if not text.startswith((b"{", b"[")) and starts_as_chakra(head):
         return read_chakra
+    if looks_like_horovod(text):
+        return read_horovod
+    if looks_like_byteps(text):
+        return read_byteps
     if b'"traceEvents"' in text or re.match(rb"\[\s*\{", text):
         return read_kineto
     raise ValueError(f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}")

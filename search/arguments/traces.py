@@ -13,8 +13,9 @@ def add(commands: Commands) -> None:
     read = trace.add(
         "import",
         "trace",
-        "reads and checks traces of a job's ranks (Kineto, JSON lines of this package; plain, gz, tar, zip); -o writes "
-        "them into one file, without it they are only checked",
+        "reads and checks traces of a job's ranks (Kineto, execution traces, Chakra, Horovod, BytePS, "
+        "JSON lines of this package; plain, gz, tar, zip); -o writes them into one file, without it they are only "
+        "checked",
         function="read",
         example="search trace import rank0.jsonl.gz rank1.jsonl.gz -o job.dfg",
     )
