@@ -21,8 +21,8 @@ from estimator.mapping import from_mapping, shown
 from estimator.op import Axis, Component, Dim, Group, Op, OpKind, Phase, Save, Tensor, Traffic, Weight
 from estimator.precision import Role
 
-__all__ = ["blocks_json", "check_keys", "layer_json", "read_blocks", "read_json", "read_list", "read_mapping",
-           "read_text", "read_whole", "sequence_json", "simple"]  # fmt: skip
+__all__ = ["blocks_json", "check_keys", "layer_json", "op_json", "read_blocks", "read_json", "read_list",
+           "read_mapping", "read_text", "read_whole", "sequence_json", "simple", "tensor_json"]  # fmt: skip
 
 E_ = TypeVar("E_", bound=Enum)
 MAX_SIZE = 1e15  # float64 holds every whole number up to nine times that
@@ -112,8 +112,8 @@ def _block(block: Block) -> dict[str, Any]:
     return {
         "kind": block.kind.value if layer is None else layer_json(layer),
         "input": block.input,
-        "tensors": {name: [t.role.value, _dims(t.dims)] for name, t in block.tensors.items()},
-        "ops": [_op(op) for op in block.ops],
+        "tensors": {name: tensor_json(tensor) for name, tensor in block.tensors.items()},
+        "ops": [op_json(op) for op in block.ops],
     }
 
 
@@ -129,7 +129,13 @@ WRITERS: Mapping[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def _op(op: Op) -> dict[str, Any]:
+def tensor_json(tensor: Tensor) -> list[Any]:
+    """Role and sizes."""
+    return [tensor.role.value, _dims(tensor.dims)]
+
+
+def op_json(op: Op) -> dict[str, Any]:
+    """Fields that are not at their default."""
     out = {}
     for f in fields(Op):
         value = getattr(op, f.name)

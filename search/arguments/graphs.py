@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
     group = commands.group("graph", "looks at graphs of operations: captured ones, models, configurations")
     _add_show(group)
     _add_export(group)
+    _add_diff(group)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
@@ -70,3 +71,20 @@ def _add_export(group: Commands) -> None:
     export.add_argument("--to", choices=formats, required=True, help="perfetto: a trace, one operation after the other")
     export.add_argument("--force", action="store_true", help="replace FILE where it exists")
     add_subject(export)
+
+
+def _add_diff(group: Commands) -> None:
+    command = group.add(
+        "diff",
+        "graph_diff",
+        "two graphs op by op: added, removed, renamed and changed; `equal` where there is nothing",
+        example="search graph diff config.json model.graph.json",
+    )
+    for letter in ("a", "b"):
+        command.add_argument(letter, metavar=letter.upper(), help=GRAPH)
+        command.add_argument(
+            f"--set-{letter}", dest=f"overrides_{letter}", metavar="KEY=VALUE", action="append", default=[],
+            help=f"of the configuration {letter.upper()} alone, repeatable",
+        )  # fmt: skip
+    command.add_argument("--seq", type=positive, metavar="N", help="of models: tokens (default 4096)")
+    command.add_argument("--backward", action="store_true", help="of models: gradients too")

@@ -172,6 +172,64 @@ def test_bad_exports_are_one_line_and_2(search, tmp_path, name):
     assert law in said.err
 
 
+def test_a_config_and_its_capture_are_equal(search, tmp_path):
+    config_file(tmp_path, "qwen3_moe")
+    assert search("capture", "config.json", "-o", "graph.json").code == 0
+    said = search("graph", "diff", "config.json", "graph.json")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines()[-1].startswith("equal: ")
+    assert json.loads(search("graph", "diff", "config.json", "graph.json", "--json").out)["equal"] is True
+    assert search("graph", "diff", "config.json", "graph.json", "--seq", "512", "--backward").out.count("equal: ") == 1
+
+
+def test_a_difference_is_told_with_both_values(search, graph, tmp_path):
+    changed = json.loads((tmp_path / graph).read_text())
+    op = next(op for op in changed["blocks"][1]["ops"] if op["name"] == "mlp.up_proj")
+    op["dims"][1][0] += 1
+    del changed["blocks"][0]["ops"][0]["saves"]
+    (tmp_path / "other.json").write_text(json.dumps(changed))
+    said = search("graph", "diff", graph, "other.json")
+    assert said.code == 0
+    assert "equal" not in said.out
+    assert "changed   layers/dense/mlp/up_proj, forward" in said.out
+    told = json.loads(search("graph", "diff", graph, "other.json", "--json").out)
+    assert told["equal"] is False
+    found = {change["scope"]: change["fields"] for change in told["changed"]}
+    assert set(found) == {"embedding/embed", "layers/dense/mlp/up_proj"}
+    before, after = found["layers/dense/mlp/up_proj"]["dims"]
+    assert after[1][0] == before[1][0] + 1
+    assert told["b"]["flops"] > told["a"]["flops"]
+
+
+def test_two_layouts_differ_in_their_traffic(search):
+    words = (
+        "deepseek_v3:published",
+        "--set-b",
+        "strategy.tp=2",
+        "--set-b",
+        "strategy.sequence_parallel=true",
+        "--json",
+    )
+    told = json.loads(search("graph", "diff", "deepseek_v3:published", *words).out)
+    assert told["a"]["flops"] > 1.8 * told["b"]["flops"]
+    assert {op["kind"] for op in told["added"]} == {"collective"}
+
+
+@pytest.mark.parametrize(
+    ("words", "law"),
+    [
+        (["llama3_8b"], "required: B"),
+        (["llama3_8b", "nothing"], "is neither a known name nor a file"),
+        (["llama3_8b", "llama3_70b", "--set-a", "strategy.tp=2"], "--set changes a configuration"),
+        (["llama3_8b", "deepseek_v3:published", "--seq", "8"], "--seq is for a model"),
+    ],
+)
+def test_bad_comparisons_are_one_line_and_2(search, words, law):
+    said = search("graph", "diff", *words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert law in said.err
+
+
 HOSTILE = {
     "no such thing": (["nothing"], "is neither a known name nor a file"),
     "a broken graph": (["cut.json"], "cut.json: must be"),
