@@ -260,6 +260,11 @@ def _overlap_tp(c: Case) -> np.ndarray:
     return (c.overlap_tp == 0) | (c.tp == 1) | c.strategy.sequence_parallel
 
 
+def _shared_experts(c: Case) -> np.ndarray:
+    both = (c.overlap_ep > 0) & (c.ep > 1) & (c.model.moe is not None and c.model.moe.num_shared_experts > 0)
+    return ~both | (not c.strategy.shared_expert_overlap) if both.any() else _true(c)
+
+
 def _cuda_graph(c: Case) -> np.ndarray:
     is_static = c.model.moe is None or bool(c.model.moe.capacity_factor)
     return _true(c) & (is_static or c.strategy.cuda_graph is not CudaGraph.FULL)
@@ -381,6 +386,10 @@ RULES: tuple[Rule, ...] = (
     Rule("overlap_ep", _overlap_ep, "overlap of ep needs two micro-batches side by side: pp 1, interleaved, dualpipe "
          "or dualpipe-v",
          "change the schedule or set overlap ep to 0"),
+    # Megatron-Core refuses both as well: --overlap-moe-expert-parallel-comm and --moe-shared-expert-overlap.
+    Rule("shared_expert_overlap", _shared_experts, "all-to-all hides behind another micro-batch (overlap ep) or behind "
+         "its own shared experts (shared_expert_overlap), not behind both",
+         "set shared_expert_overlap: false or overlap ep to 0"),
 )  # fmt: skip
 
 

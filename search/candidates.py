@@ -73,11 +73,14 @@ def lean(world: World, structures: Structures, i: int) -> np.ndarray:
 
 def _under(world: World, structures: Structures, i: int, variant: int, keep_needs: np.ndarray) -> np.ndarray:
     """Ids of every candidate of one variant of a structure under one way to keep, but for what this adds."""
-    c, (needs_tp, needs_dp), (needs_third, needs_ahead) = world.choices, world.variants.needs[variant], keep_needs
+    c, (needs_tp, needs_dp, no_ep) = world.choices, world.variants.needs[variant]
+    needs_third, needs_ahead = keep_needs
     recompute = np.concatenate([c.plain[:, 1], c.block_ids[: structures.num_blocks[i]]])
     flags = structures.flags[i].copy()
     if needs_tp:
         flags[0, 0] = -1
+    if no_ep:
+        flags[1, 1] = -1
     if needs_dp or needs_ahead:
         flags[3, 0] = -1
     parts: list[np.ndarray] = [recompute]

@@ -22,7 +22,7 @@ from estimator.tables import NET_SIZES, ROW_SIZES, TableBuilder
 from hardware.system import SystemSpec
 from search.axes import strategy_of
 from search.balanced import LayoutFinder
-from search.idle import IDLE_VARIANTS, NEEDS, idle_variants
+from search.idle import IDLE_VARIANTS, NEEDS, idle_variants, refuses_ep
 from search.prices import priced
 from search.space import Space
 from search.worlds import KEEP_AXES, RECIPE_AXES, SIZES, Choices, Keeps, PriceColumns, Variants, World
@@ -49,6 +49,8 @@ def variants_of(
     for name in RECIPE_AXES:
         recipe = recipe * len(places.get(name, (0,))) + at.get(name, first)
     price = [recipe * columns.per, *(columns.column(recipe, c, at.get(n, first)) for c, n in enumerate(CHANGED_BY))]
+    needs = [at.get(name, first) > 0 for name in NEEDS]
+    needs.append(np.array([refuses_ep(space.model, s) for s in strategies]))
     kits = []
     for code in range(1 << len(IDLE_VARIANTS)):
         kept = np.ones(num, dtype=bool)
@@ -60,7 +62,7 @@ def variants_of(
         strategies=strategies,
         ids=sum((on_axis[n].astype(np.int64) * steps[n] for n in axes), np.zeros(num, dtype=np.int64)),
         at=at, price=np.stack(price, axis=1), constants=_constants(space, system, strategies),
-        needs=np.stack([at.get(n, np.zeros(num, np.int64)) > 0 for n in NEEDS], axis=1).astype(np.int64),
+        needs=np.stack(needs, axis=1).astype(np.int64),
         kits=np.concatenate([[0], np.cumsum([len(kit) for kit in kits])]).astype(np.int64),
         members=np.concatenate(kits).astype(np.int64),
     )  # fmt: skip
@@ -114,18 +116,18 @@ class Family:
 
     @property
     def ways(self) -> np.ndarray:
-        """Pairs of a variant and a way to keep by what they need, of each kit [kits, 2, 2, 3].
+        """Pairs of a variant and a way to keep by what they need, of each kit [kits, 2, 2, 2, 3].
 
-        Needed: overlap of TP; of DP, below ZeRO-3; no stage, ZeRO-3, or ZeRO-3 with overlap of DP.
+        Needed: overlap of TP; of DP, below ZeRO-3; none of EP; no stage, ZeRO-3, or ZeRO-3 with overlap of DP.
         """
         if self._ways is None:
             v, keeps = self.variants, self.keeps.needs.sum(axis=1)
-            self._ways = np.zeros((len(v.kits) - 1, 2, 2, 3), dtype=np.int64)
+            self._ways = np.zeros((len(v.kits) - 1, 2, 2, 2, 3), dtype=np.int64)
             for kit in range(len(self._ways)):
                 members = v.of(kit)
                 for need in range(3):
                     each = self.pairs[members][:, keeps == need].sum(axis=1)
-                    np.add.at(self._ways[kit, :, :, need], tuple(v.needs[members].T), each)
+                    np.add.at(self._ways[kit, ..., need], tuple(v.needs[members].T), each)
         return self._ways
 
     def finder(self, strategy: Strategy) -> LayoutFinder:

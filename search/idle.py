@@ -17,7 +17,7 @@ from estimator.rules import paired
 from estimator.strategy import Chunks, Module, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 
-__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "refused_overlaps", "shares_weights",
+__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "refused_overlaps", "refuses_ep", "shares_weights",
            "without_idle_options"]  # fmt: skip
 
 Columns = dict[str, np.ndarray]
@@ -82,6 +82,12 @@ def shares_weights(s: Columns) -> np.ndarray:
 
 NEEDS = ("tp_chunks", "expert_bucket_bytes")
 """Axes of variants whose further values mean something beside overlap alone: of TP, of DP below ZeRO-3."""
+
+
+def refuses_ep(model: ModelSpec, strategy: Strategy) -> bool:
+    """Whether a variant refuses overlap of EP wherever that has an effect: rule shared_expert_overlap."""
+    return strategy.shared_expert_overlap and model.moe is not None and model.moe.num_shared_experts > 0
+
 
 IDLE_VARIANTS = ("tp_chunks", "overlap_cp", "shared_expert_overlap", "expert_bucket_bytes")
 """Axes of variants that have no effect on some sizes."""

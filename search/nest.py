@@ -100,6 +100,8 @@ def sweep(
             if variant >= 0 and kinds.needs[variant, 1]:
                 x.flags[3, 0] = -1
                 zero[3] = -1
+            if variant >= 0 and kinds.needs[variant, 2]:
+                x.flags[1, 1] = -1
             num_here, above, below_it = num_plain + some, opened_at(opened, depth), opened_at(opened, depth + 1)
             if prune and n == start:
                 find_paths(

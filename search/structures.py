@@ -28,7 +28,7 @@ from search.axes import AXES, strategy_of
 from search.balanced import Admits, LayoutFinder, with_space_layout
 from search.expression import Expression, strategy_values
 from search.family import Columns, Family, keeps_of, variants_of
-from search.idle import effective, refused_overlaps, shares_weights, without_idle_options
+from search.idle import effective, refused_overlaps, refuses_ep, shares_weights, without_idle_options
 from search.legality import Rejected, Slab, pairs_of, refusal_of, slabs
 from search.objective import conjuncts
 from search.space import Space
@@ -149,7 +149,7 @@ class _Maker:
         self.steps = steps_of(space)
         self.options = _Options.of(space)
         self.filters = structure_filters(space)[0]
-        self.num_variants = 0  # of the system at hand
+        self.num_variants = self.num_refusing_ep = 0  # of the system at hand, with what they keep
 
     def system(self, s: int) -> None:
         """Structures on one system."""
@@ -165,6 +165,7 @@ class _Maker:
             self.by_rule[rule] += num * (left // pairs.size)
             self.examples.setdefault(rule, example)
         self.num_variants = int(pairs.sum())
+        self.num_refusing_ep = int(pairs[[refuses_ep(self.space.model, s) for s in some.strategies]].sum())
         if not self.num_variants:
             return
         worlds = [*itertools.product(*(range(len(axes[name])) for name in WORLD_AXES))]
@@ -317,8 +318,9 @@ class _Maker:
             zero[(s["dp"] % _number(earlier) == 0) & (s["edp"] % _number(earlier) == 0), 0] = -1
         num_blocks = self._num_blocks(depths, per_chunk=per_chunk)
         kits, num_plain = family.kits(s), 0 if per_chunk else len(self.options.plain)
-        ways = family.ways[kits] * np.where(shared[:, None, None, None], 1, np.array([1, 0, 0]))
+        ways = family.ways[kits] * np.where(shared[:, None, None, None, None], 1, np.array([1, 0, 0]))
         legal = self._count(flags, zero, num_blocks, num_plain, ways)
+        refuses["shared"] = (s["ep"] > 1) & ~refuses["ep"]  # overlap of EP, under variants that refuse it
         self._count_options(len(ids), refuses, int(legal.sum()), per_chunk=per_chunk)
         columns = {
             "layout": layouts, "schedule": np.full(len(ids), CODES[strategy.schedule]), "kit": kits,
@@ -369,17 +371,18 @@ class _Maker:
     ) -> np.ndarray:
         """Candidates per structure: recompute x variants x overlaps x (ZeRO and DP options, buckets where they act).
 
-        `ways` [S, 2, 2, 3]: those of its kit (Family.ways).
+        `ways` [S, 2, 2, 2, 3]: those of its kit (Family.ways).
         """
         on = flags >= 0
         stages, low, third = (zero >= 0).sum(axis=1), (zero[:, :3] >= 0).sum(axis=1), zero[:, 3] >= 0
         below = on[:, 3, 1] * low * self.options.lengths["bucket_bytes"]
         any_stage = below + on[:, 3, 0] * stages + on[:, 3, 1] * third
         tp = np.stack([on[:, 0].sum(axis=1), on[:, 0, 1]], axis=1)
+        ep = np.stack([on[:, 1].sum(axis=1), on[:, 1, 0]], axis=1)
+        ways = (ways * (tp[:, :, None] * ep[:, None, :])[:, :, None, :, None]).sum(axis=(1, 3))  # [S, DP, keeps]
         free = np.stack([any_stage, third * on[:, 3].sum(axis=1), third * on[:, 3, 1]], axis=1)
-        both = ((ways[:, :, 0] * free[:, None]).sum(axis=2) * tp).sum(axis=1)
-        both += (ways[:, :, 1, 0] * tp).sum(axis=1) * below
-        return np.asarray((num_plain + num_blocks) * on[:, 1:3].sum(axis=2).prod(axis=1) * both, dtype=np.int64)
+        both = (ways[:, 0] * free).sum(axis=1) + ways[:, 1, 0] * below
+        return np.asarray((num_plain + num_blocks) * on[:, 2].sum(axis=1) * both, dtype=np.int64)
 
     def _count_options(self, num: int, refuses: Columns, legal: int, *, per_chunk: bool) -> None:
         """Split what is not legal under `num` legal structures into rules, in their order, and repetitions."""
@@ -391,10 +394,14 @@ class _Maker:
         good = (n["recompute"] * n["recompute_layers"] - bad) * rest
         tp, ep = (good // n[f"overlap_{name}"] * options.flags_on[name] for name in ("tp", "ep"))
         both = int((refuses["tp"] & refuses["ep"]).sum()) * (tp // n["overlap_ep"] * options.flags_on["ep"])
+        shared = ep // self.num_variants * self.num_refusing_ep
+        shared_tp = shared // n["overlap_tp"] * options.flags_on["tp"]
         lost = {
             "recompute": num * bad * rest,
             "overlap_tp": int(refuses["tp"].sum()) * tp,
             "overlap_ep": int(refuses["ep"].sum()) * ep - both,
+            "shared_expert_overlap": int(refuses["shared"].sum()) * shared
+            - int((refuses["shared"] & refuses["tp"]).sum()) * shared_tp,
         }
         for rule in RULES:
             if lost.get(rule.name):

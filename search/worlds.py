@@ -33,7 +33,7 @@ RECIPE_AXES = ("precision", "fusion")
 """Variants of one structure that differ in any price of its operations; what CHANGED_BY lists changes few columns."""
 VARIANT_AXES = (*RECIPE_AXES, "tp_chunks", "overlap_cp", "cuda_graph", "shared_expert_overlap", "optimizer",
                 "expert_bucket_bytes")  # fmt: skip
-"""All variants: axes that no rule holds against another (but for the engine that a precision needs)."""
+"""All variants: axes that no rule holds against a structure (but for the engine that a precision needs)."""
 OPTION_AXES = ("recompute", "recompute_layers", "zero_stage", "overlap_tp", "overlap_ep", "overlap_pp", "overlap_dp",
                "bucket_bytes")  # fmt: skip
 FLAGS = ("tp", "ep", "pp", "dp")
@@ -108,8 +108,9 @@ class Variants:
     """Values of VARIANT_AXES in one world [V].
 
     `ids`: what a variant adds to a candidate's id. `price` [V, 1 + CHANGED_BY]: columns of World.prices, of its recipe
-    and of what each choice changes. `constants` [V, Constants]: its numbers. `needs` [V, 2]: whether it is a candidate
-    only with overlap of TP, of DP, for without them an earlier value means the same. `at`: places on the axes, of
+    and of what each choice changes. `constants` [V, Constants]: its numbers. `needs` [V, 3]: whether it is a candidate
+    only with overlap of TP, of DP, for without them an earlier value means the same; only without overlap of EP, which
+    rules refuse beside it. `at`: places on the axes, of
     those that are open here. `members`: which variants there
     are, kit after kit; kit k is members[kits[k]] to members[kits[k + 1]], and a structure names its kit.
     """

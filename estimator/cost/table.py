@@ -97,7 +97,7 @@ CHANGED_BY: Mapping[str, tuple[tuple[Base, ...], tuple[Again, ...]]] = {
          Base.EXPERT_LONGEST_S), (),
     ),
     "cuda_graph": ((Base.F_HOST, Base.B_HOST, Base.W_HOST), (Again.R_HOST, Again.SAVED_BYTES, Again.LIVE_BYTES)),
-    "shared_expert_overlap": ((Base.F_EP0, Base.F_EP1, Base.B_EP0, Base.B_EP1), (Again.R_EP0, Again.R_EP1)),
+    "shared_expert_overlap": ((Base.F_EP0, Base.B_EP0), (Again.R_EP0,)),
     "tp_chunks": ((Base.F_TP1, Base.B_TP1), (Again.R_TP1,)),
     "overlap_cp": ((Base.F_CP, Base.B_CP, Base.F_WIRE, Base.B_WIRE), (Again.R_CP, Again.R_WIRE)),
 }  # fmt: skip
@@ -165,8 +165,6 @@ class _Pricer:
             out |= {Base(first + i): value for i, value in enumerate(phases[phase].seconds())}
         out[Base.W_COMP], out[Base.W_HOST] = phases[Phase.WEIGHT_GRAD].seconds()[:2]
         out |= self._paired(phases)
-        if self.strategy.shared_expert_overlap:  # a pass alone hides no more than one of a pair
-            out |= {Base(c - 1): larger(out[Base(c - 1)], out[c]) for c in (Base.F_EP1, Base.B_EP1)}
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights

@@ -70,12 +70,13 @@ def test_without_shared_experts_or_traffic_it_has_no_effect(model, ep):
     assert on.columns == off.columns
 
 
-def test_a_pass_alone_never_hides_more_than_one_of_a_pair():
-    for model in (DEEPSEEK, WIDE):
-        for alone, paired in ((Base.F_EP0, Base.F_EP1), (Base.B_EP0, Base.B_EP1)):
-            assert base(model, MOE, alone, beside(True)) >= base(model, MOE, paired, beside(True))
-    s = beside(True, overlap=Overlap(ep=1))
-    assert step(WIDE, s, 32).step_time_s <= step(WIDE, beside(True), 32).step_time_s
+def test_traffic_hides_behind_another_micro_batch_or_behind_its_own_shared_experts_not_behind_both():
+    both = beside(True, overlap=Overlap(ep=1))
+    with pytest.raises(ValueError, match="^shared_expert_overlap: .* set shared_expert_overlap: false or overlap ep"):
+        step(WIDE, both, 32)
+    # Where one of the two has no effect, the other stands.
+    assert step(MIXTRAL, replace(both, ep=8), 32).feasible
+    assert step(WIDE, replace(both, ep=1), 32).columns == step(WIDE, Strategy(ep=1), 32).columns
 
 
 @pytest.mark.parametrize("more", [{}, {"pp": 2}, {"recompute": FULL}], ids=["pp 1", "pp 2", "recompute"])
