@@ -1,6 +1,7 @@
 """Capacity planning: what a training run of so many tokens takes at each point of a front.
 
-Steps run back to back: failures, checkpoints and restarts (goodput) are not part of this plan.
+Wall time is that of the steps over the share of time that goes into steps that count (results/goodput.py); without
+goodput steps run back to back. Chips that wait as spares are paid for; what they draw while they wait is not counted.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What each point takes, `[N]` each."""
+    """What each point takes, `[N]` each. GPU-hours and cost are of spare chips too."""
 
     num_steps: Floats
+    goodput: Floats
     days: Floats
+    spare_gpus: Floats
     gpu_hours: Floats
     cost_usd: Floats
     energy_kwh: Floats
@@ -51,9 +54,10 @@ def num_steps(tokens: ArrayLike, tokens_per_step: ArrayLike) -> Floats:
     return np.ceil(_floats(tokens) / _floats(tokens_per_step))
 
 
-def training_days(steps: ArrayLike, step_time_s: ArrayLike) -> Floats:
-    """Steps * step_time_s / 86400."""
-    return _floats(steps) * _floats(step_time_s) / DAY
+def training_days(steps: ArrayLike, step_time_s: ArrayLike, goodput: ArrayLike = 1.0) -> Floats:
+    """Steps * step_time_s / goodput / 86400; forever where nothing gets through."""
+    with np.errstate(divide="ignore"):
+        return _floats(steps) * _floats(step_time_s) / _floats(goodput) / DAY
 
 
 def gpu_hours(days: ArrayLike, num_gpus: ArrayLike) -> Floats:
@@ -67,7 +71,10 @@ def cost_usd(hours: ArrayLike, price_usd_per_gpu_hour: ArrayLike) -> Floats:
 
 
 def energy_kwh(steps: ArrayLike, tokens_per_step: ArrayLike, energy_j_per_token: ArrayLike) -> Floats:
-    """Steps * tokens_per_step * energy_j_per_token / 3.6e6. What counts is what energy_j_per_token counts."""
+    """Steps * tokens_per_step * energy_j_per_token / 3.6e6. What counts is what energy_j_per_token counts.
+
+    Chips that wait for a restart draw their rated power as well: `plan` divides by the goodput.
+    """
     return _floats(steps) * _floats(tokens_per_step) * _floats(energy_j_per_token) / JOULES_PER_KWH
 
 
@@ -85,24 +92,33 @@ def plan(
     price_usd_per_gpu_hour: ArrayLike,
     energy_j_per_token: ArrayLike,
     co2_kg_per_mtoken: ArrayLike,
+    goodput: ArrayLike = 1.0,
+    spare_gpus: ArrayLike = 0.0,
 ) -> Plan:
     """The plan of `[N]` points; scalars count for all of them."""
     if not (np.isfinite(tokens) and tokens > 0):
         raise ValueError(f"tokens must be a positive number, but got {tokens}; write 15 trillion as 15e12")
-    steps = np.broadcast_to(num_steps(tokens, tokens_per_step), np.shape(step_time_s)).astype(np.float64)
-    days = training_days(steps, step_time_s)
-    hours = gpu_hours(days, num_gpus)
-    return Plan(
-        num_steps=steps,
-        days=days,
-        gpu_hours=hours,
-        cost_usd=cost_usd(hours, price_usd_per_gpu_hour),
-        energy_kwh=energy_kwh(steps, tokens_per_step, energy_j_per_token),
-        co2_kg=co2_kg(steps, tokens_per_step, co2_kg_per_mtoken),
-    )
+
+    def each(values: ArrayLike) -> Floats:
+        return np.broadcast_to(_floats(values), np.shape(step_time_s)).astype(np.float64)
+
+    steps, share, spares = each(num_steps(tokens, tokens_per_step)), each(goodput), each(spare_gpus)
+    days = training_days(steps, step_time_s, share)
+    hours = gpu_hours(days, _floats(num_gpus) + spares)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Plan(
+            num_steps=steps,
+            goodput=share,
+            days=days,
+            spare_gpus=spares,
+            gpu_hours=hours,
+            cost_usd=cost_usd(hours, price_usd_per_gpu_hour),
+            energy_kwh=energy_kwh(steps, tokens_per_step, energy_j_per_token) / share,
+            co2_kg=co2_kg(steps, tokens_per_step, co2_kg_per_mtoken) / share,
+        )
 
 
-def plan_front(table: Table, tokens: float) -> Plan:
+def plan_front(table: Table, tokens: float, *, goodput: ArrayLike = 1.0, spare_gpus: ArrayLike = 0.0) -> Plan:
     """The plan of every row of a front.
 
     tokens_per_step = tokens_per_s * step_time_s, a whole number; the price follows from the front's own cost:
@@ -117,6 +133,8 @@ def plan_front(table: Table, tokens: float) -> Plan:
         price_usd_per_gpu_hour=price,
         energy_j_per_token=table["energy_j_per_token"],
         co2_kg_per_mtoken=table["co2_kg_per_mtoken"],
+        goodput=goodput,
+        spare_gpus=spare_gpus,
     )
 
 

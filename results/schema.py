@@ -41,6 +41,7 @@ __all__ = [
     "Field",
     "Plain",
     "conform",
+    "fields_named",
     "strategy_at",
     "strategy_columns",
     "strategy_json",
@@ -176,6 +177,12 @@ REPLAY_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "rank_replayed", "place among the finalists by replay, from 1; 0: not replayed", "1"),
     _field(Plain.STRING, "note", "why it was not replayed, does not fit, or has no whole trace", default=""),
 )  # fmt: skip
+
+
+def fields_named(names: Sequence[str]) -> tuple[Field, ...]:
+    """Fields of a front by name, in this order."""
+    known = {field.name: field for field in FRONT_FIELDS}
+    return tuple(known[name] for name in names)
 
 
 def conform(columns: Mapping[str, Sequence[Any] | NDArray[Any]], fields: tuple[Field, ...]) -> Table:

@@ -1,4 +1,4 @@
-"""Tables of a run as plain text of at most 100 columns: fronts, rejections, plans, runs, CSV. Prints nothing."""
+"""Tables of a run as plain text of at most 100 columns: fronts, rejections, runs, CSV. Prints nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy as np
 
 from estimator.result import column
 from estimator.strategy import Chunks, CudaGraph, Offload, RankOrder, Schedule
-from hardware.units import format_bytes, format_count
+from hardware.units import format_bytes
 from results.pareto import knee, spread
-from results.plan import Plan
 from results.report.text import WIDTH, clip, columns, format_cell, hanging, title_lines
 from results.table import Table
 
@@ -24,7 +23,6 @@ __all__ = [
     "arithmetic",
     "csv_text",
     "front_table",
-    "plan_table",
     "ranked",
     "rejection_table",
     "runs_table",
@@ -168,36 +166,6 @@ def rejection_table(rejections: Table) -> str:
         lines.append(f"{_short_count(row['count']):>8}  {share:>5.1%}  {clip(row['rule'], WIDTH - 17)}")
         lines += hanging(" " * 17 + "e.g. ", clip(row["example"], 300)) if row["example"] else []
     return "\n".join(lines) + "\n"
-
-
-def plan_table(front: Table, points: Plan, *, top: int | None = None) -> str:
-    """What each point takes, cheapest in days first: days, GPU-hours, cost, energy, CO2, and its degrees."""
-    order = np.lexsort((front["id"], points.cost_usd, points.days))[:top]
-    rows = [
-        [
-            _id(front.row(i)),
-            format_cell("step_time_s", front["step_time_s"][i]),
-            f"{points.days[i]:,.1f}",
-            _amount(points.gpu_hours[i]),
-            _amount(points.cost_usd[i]),
-            _amount(points.energy_kwh[i] / 1e3),
-            _amount(points.co2_kg[i] / 1e3),
-        ]
-        for i in order
-    ]
-    header, rule, *numbers = columns(["id", "step", "days", "GPU-hours", "USD", "MWh", "t CO2"], rows, left=0)
-    start = len(rule) + 2
-    lines = [f"{header:<{start}}configuration", "-" * WIDTH]
-    for line, i in zip(numbers, order, strict=True):
-        lines += hanging(f"{line:<{start}}", arithmetic(front.row(i)))
-    return "\n".join(lines) + "\n"
-
-
-def _amount(x: float) -> str:
-    """A sum in whole numbers; beyond a thousand millions in millions or more, and a dash where it is unknown."""
-    if np.isnan(x):
-        return "-"
-    return f"{x:,.0f}" if x < 1e9 else format_count(x)
 
 
 def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:

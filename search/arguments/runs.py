@@ -1,8 +1,8 @@
-"""Commands that read a run: show, plan."""
+"""Commands that read a run: show."""
 
 from __future__ import annotations
 
-from search.arguments.parser import Commands, number_such_as, positive
+from search.arguments.parser import Commands, positive
 
 __all__ = ["add"]
 
@@ -22,14 +22,3 @@ def add(commands: Commands) -> None:
         "--tables", choices=("front", "reference", "trials", "replays"), default="front", help="which rows"
     )
     show.add_argument("--picture", metavar="FILE", help="also draw the rows as a PNG (needs trainspace[report])")
-    plan = commands.add(
-        "plan",
-        "plan",
-        "days, GPU-hours, cost, energy and CO2 of a training run",
-        example="search plan latest --tokens 14.8e12",
-    )
-    plan.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
-    plan.add_argument("--tokens", type=number_such_as("15e12"), required=True, metavar="N", help="tokens to train on")
-    plan.add_argument("--days", type=number_such_as("30"), metavar="D", help="only what ends within D days")
-    plan.add_argument("--budget", type=number_such_as("5e6"), metavar="USD", help="only what costs at most so much")
-    plan.add_argument("--top", type=positive, metavar="N", help="at most N rows")

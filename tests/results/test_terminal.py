@@ -15,7 +15,6 @@ from results.report import (
     csv_text,
     front_table,
     memory_table,
-    plan_table,
     ranked,
     rejection_table,
     runs_table,
@@ -25,6 +24,7 @@ from results.report import (
 )
 from results.report.batch import batch_table
 from results.report.breakdown import TIME_TERMS
+from results.report.plan_text import plan_table
 from results.report.text import clip, columns, format_cell, title_lines
 from results.schema import REJECTION_FIELDS, conform
 
@@ -196,14 +196,14 @@ def test_rejections_are_ordered_by_count_with_an_example():
     assert rejection_table(conform({"rule": [], "count": []}, REJECTION_FIELDS)) == "nothing was rejected\n"
 
 
-def test_a_plan_lists_the_fastest_first_and_fits_a_terminal(make_front):
+def test_a_plan_lists_points_in_the_order_given_and_fits_a_terminal(make_front):
     front = make_front(3, step_time_s=[3.0, 1.0, 2.0], tokens_per_s=[1e6, 3e6, 1.5e6])
-    text = plan_table(front, plan_front(front, tokens=15e12))
+    text = plan_table(front, plan_front(front, tokens=15e12), [1, 2, 0])
     assert fits_a_terminal(text)
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["1001", "1002", "1000"]
     assert text.count("2048 = tp 1 x pp 16 x dp 128, ep 64") == 3
     large = make_front(1, id=[10**14])
-    assert fits_a_terminal(plan_table(large, plan_front(large, tokens=1e18)))
+    assert fits_a_terminal(plan_table(large, plan_front(large, tokens=1e18), [0]))
 
 
 def test_runs_are_listed_in_columns():

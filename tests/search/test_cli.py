@@ -174,6 +174,18 @@ HOSTILE = [
     ["plan", "latest", "--tokens", "-1"],
     ["plan", "latest", "--tokens", "many"],
     ["plan", "latest", "--tokens", "1e12", "--days", "0"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "restart_s"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "restarts=1"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "spare_nodes=1.5"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "broken_share=2"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "up_target=1"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "off", "--goodput", "restart_s=1"],
+    ["plan", "latest", "--tokens", "1e12", "--goodput", "chip_failures_per_hour=1e6"],
+    ["plan", "latest", "--tokens", "1e12", "--set", "strategy.tp=1"],
+    ["plan", "missing", "--tokens", "1e12"],
+    ["plan", "missing.yaml", "--tokens", "1e12"],
+    ["plan", "latest", "--tokens", "1e12", "-o", "missing/plan.csv"],
+    ["plan", SMALL, "--tokens", "1e12", "--set", "strategy.layout=search"],
     ["estimate"],
     ["estimate", "missing"],
     ["estimate", "folder"],
@@ -426,7 +438,7 @@ def test_runs_lists_runs_and_what_cannot_be_read(search, small_run, tmp_path):
 
 
 def test_plan_takes_days_from_step_time(search, small_run):
-    data = json.loads(search("plan", "latest", "--tokens", "1e12", "--json").out)
+    data = json.loads(search("plan", "latest", "--tokens", "1e12", "--goodput", "off", "--json").out)
     front = small_run.read_front()
     for row in data["rows"]:
         step = front["step_time_s"][front.find(row["id"])]
