@@ -1,0 +1,275 @@
+"""What a measured job would take with other buckets, workers, links or topology: its computes kept, its traffic anew.
+
+From one iteration of a global graph comes a job (synthesise.py): every rank's computes with their own seconds and lags,
+the gradients that they make, and the link that its transfers show. What is asked for replaces what was measured, one
+iteration at a time, so that mean and spread are those of replayed iterations. Knows no file and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from capture.traces.dfg import GlobalDfg
+from capture.traces.operations import Op
+from capture.traces.records import Topology
+from capture.traces.synthesise import (
+    Bucket,
+    Gradient,
+    Job,
+    Link,
+    Synthetic,
+    Wire,
+    buckets,
+    size_over_bandwidth,
+    synthesise,
+)
+from estimator.tasks import CATEGORIES, Category
+
+__all__ = ["Change", "Measured", "Prediction", "link_of", "measured_job", "predict"]
+
+PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
+WHOLE = 0.01  # by which gradients may miss the bytes of their bucket: padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is asked for; None: as measured. bandwidth, compute: times as fast. bucket_bytes: of gradients."""
+
+    bandwidth: float = 1.0
+    compute: float = 1.0
+    latency_s: float | None = None
+    bucket_bytes: float | None = None
+    workers: int | None = None
+    topology: Topology | None = None
+    servers: int = 1
+    per_machine: int = 1
+    part_bytes: float = float("inf")
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "compute", "servers", "per_machine", "part_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, but is {getattr(self, name)}; 1 changes nothing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One iteration as a job: what its workers compute, its buckets and its wire."""
+
+    number: int
+    job: Job
+    cut: tuple[Bucket, ...]
+    wire: Wire
+    can_cut: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """[I] seconds each: replayed under the change, and size / bandwidth on the same jobs. shown: the last of them."""
+
+    seconds: np.ndarray
+    size_over_bandwidth_s: np.ndarray
+    shown: Synthetic
+    notices: tuple[str, ...]
+
+
+def predict(dfg: GlobalDfg, change: Change) -> Prediction:
+    """Every iteration under the change. ValueError where the trace does not hold what it needs.
+
+    Messages that were recorded one by one vary: each new one takes as many times its expected seconds as one of the
+    same iteration did, drawn with a fixed seed, for a mean before a maximum would bias low.
+    """
+    link, topology, notices = link_of(dfg)
+    spans, plain, shown = [], [], None
+    for number in dfg.iterations:
+        job, cut, wire = changed(measured_job(dfg, number), link, topology, change)
+        shown = varied(synthesise(job, cut, wire), _ratios(dfg, number, link), number)
+        spans.append(shown.run().span_s)
+        plain.append(size_over_bandwidth(job, cut, wire))
+    assert shown is not None
+    return Prediction(
+        seconds=np.array(spans), size_over_bandwidth_s=np.array(plain), shown=shown, notices=tuple(notices)
+    )
+
+
+def _ratios(dfg: GlobalDfg, number: int, link: Link) -> np.ndarray:
+    """Seconds of each message of an iteration over what the link says; of collectives as a whole nothing is known."""
+    mine = dfg.is_op(Op.RECV) & (dfg.nbytes > 0) & (dfg.iteration == number)
+    seconds = (dfg.seconds + dfg.lag_s)[mine] + _beside_s(dfg)
+    return seconds / (link.latency_s + dfg.nbytes[mine] / link.bytes_per_s)
+
+
+def _beside_s(dfg: GlobalDfg) -> float:
+    """What a message costs its ranks beside the transfer, on average: the lag of its SEND, and reducing what came."""
+    number = int(np.count_nonzero(dfg.is_op(Op.RECV)))
+    leads = np.zeros(len(dfg), np.bool_)
+    leads[dfg.after[dfg.is_op(Op.RECV)[dfg.before]]] = True
+    reduces = leads & dfg.is_op(Op.COMPUTE) & np.isin(dfg.tensor, dfg.tensor[dfg.is_op(Op.RECV) & (dfg.tensor >= 0)])
+    total = dfg.lag_s[dfg.is_op(Op.SEND)].sum() + (dfg.seconds + dfg.lag_s)[reduces].sum()
+    return float(total / number) if number else 0.0
+
+
+def varied(made: Synthetic, ratios: np.ndarray, seed: int) -> Synthetic:
+    """The same tasks, their transfers' seconds times ratios drawn from these."""
+    transfers = np.flatnonzero(made.tasks.category == CATEGORIES.index(Category.DP))
+    if not len(ratios):
+        return made
+    seconds = made.tasks.seconds.copy()
+    seconds[transfers] *= np.random.default_rng(seed).choice(ratios, len(transfers))
+    return replace(made, tasks=replace(made.tasks, seconds=seconds))
+
+
+def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tuple[Job, list[Bucket], Wire]:
+    """A measured job as it is asked for."""
+    cut = list(one.cut)
+    if change.bucket_bytes is not None:
+        if not one.can_cut:
+            raise ValueError(
+                "buckets can be cut anew where the trace says the bytes of each gradient and its bucket, but this one "
+                "does not; record with tensor names and sizes"
+            )
+        cut = buckets(one.job.gradients, change.bucket_bytes)
+    job = replace(one.job, seconds=one.job.seconds / change.compute, lag_s=one.job.lag_s / change.compute)
+    if change.workers is not None:
+        job = job.of_workers(change.workers)
+    latency_s = link.latency_s if change.latency_s is None else change.latency_s
+    wire = replace(
+        one.wire, topology=change.topology or topology, servers=change.servers, per_machine=change.per_machine,
+        part_bytes=change.part_bytes,
+        link=Link(bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
+    )  # fmt: skip
+    return job, cut, wire
+
+
+def measured_job(dfg: GlobalDfg, number: int) -> Measured:
+    """One iteration as a job. ValueError where ranks compute different things or nothing is communicated."""
+    ops = np.flatnonzero(dfg.iteration == number)
+    node, is_in = dfg.node, dfg.is_op(Op.IN)
+    sent = np.unique(dfg.tensor[ops[is_in[ops] & (dfg.tensor[ops] >= 0)]])
+    if not len(sent):
+        raise ValueError(
+            f"a what-if needs tensors that are communicated, but iteration {number} names none; record with tensors"
+        )
+    rows = [_computes(dfg, ops[node[ops] == r], sent) for r in range(len(dfg.ranks))]
+    names = [[dfg.names[k] for k in dfg.name[row]] for row in rows]
+    if any(len(row) != len(names[0]) for row in names):
+        raise ValueError(
+            f"a what-if needs ranks that compute the same, but in iteration {number} they have "
+            f"{sorted({len(row) for row in names})} operations; replay it as measured"
+        )
+    first = rows[0]
+    cut, gradients, can_cut = _gradients(dfg, ops, first, sent)
+    waits = _waits(dfg, first)
+    zero = min(float(dfg.release_s[ops].max(initial=0.0)), 0.0)
+    release = np.array([zero + float(dfg.release_s[ops[node[ops] == r]].max(initial=0.0)) for r in range(len(rows))])
+    job = Job(
+        names=tuple(names[0]), category=tuple(_category(name) for name in names[0]),
+        seconds=np.array([dfg.seconds[row] for row in rows]), lag_s=np.array([dfg.lag_s[row] for row in rows]),
+        release_s=release, waits=waits, gradients=gradients, copy_s_per_byte=_copy_rate(dfg, ops, sent),
+    )  # fmt: skip
+    wire = Wire(topology=Topology.RING, link=Link(bytes_per_s=1.0))
+    return Measured(number=number, job=job, cut=cut, wire=wire, can_cut=can_cut)
+
+
+def _computes(dfg: GlobalDfg, mine: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """A rank's computes in order, without those of communication: copies into buckets and reductions."""
+    computes = mine[dfg.is_op(Op.COMPUTE)[mine] & ~np.isin(dfg.tensor[mine], sent)]
+    return computes[np.argsort(dfg.start_s[computes], kind="stable")]
+
+
+def _category(name: str) -> Category:
+    return next((category for prefix, category in PREFIXES if name.startswith(prefix)), Category.OTHER)
+
+
+def _waits(dfg: GlobalDfg, row: np.ndarray) -> int:
+    """The first compute that waits for the last tensor: the one that most Outs lead to."""
+    place = {int(i): k for k, i in enumerate(row)}
+    outs = dfg.is_op(Op.OUT)[dfg.before]
+    led = [place[int(a)] for a in dfg.after[outs] if int(a) in place]
+    return max(led, default=len(row))
+
+
+def _gradients(
+    dfg: GlobalDfg, ops: np.ndarray, row: np.ndarray, sent: np.ndarray
+) -> tuple[tuple[Bucket, ...], tuple[Gradient, ...], bool]:
+    """Buckets as measured on the first rank, their gradients, and whether these may be put into other buckets."""
+    place = {int(i): k for k, i in enumerate(row)}
+    heads = {int(i): int(dfg.tensor[i]) for i in ops[dfg.is_op(Op.IN)[ops] & (dfg.node[ops] == 0)]}
+    makers: dict[int, list[int]] = defaultdict(list)
+    feeds: dict[int, list[int]] = defaultdict(list)
+    for b, a in zip(dfg.before.tolist(), dfg.after.tolist(), strict=True):
+        feeds[a].append(b)
+    for head, tensor in heads.items():
+        for b in feeds[head]:
+            # Behind a copy into the bucket stand the gradients themselves.
+            for maker in [b] if b in place else feeds[b]:
+                if maker in place:
+                    makers[tensor].append(place[maker])
+    nbytes = _bytes_of(dfg, ops, sent)
+    found, gradients, can_cut = [], [], True
+    for tensor in sent.tolist():
+        made = sorted(set(makers[tensor])) or [0]
+        found.append(Bucket(nbytes=nbytes[tensor], op=made[-1], names=(dfg.tensors[tensor],)))
+        sizes = np.nan_to_num(dfg.nbytes[row[made]])
+        can_cut = can_cut and abs(float(sizes.sum()) - nbytes[tensor]) <= WHOLE * nbytes[tensor]
+        gradients += [
+            Gradient(name=dfg.tensors[dfg.tensor[row[k]]], nbytes=float(size), op=k)
+            for k, size in zip(made, sizes.tolist(), strict=True)
+        ]
+    order = sorted(found, key=lambda bucket: bucket.op)
+    return tuple(order), tuple(sorted(gradients, key=lambda gradient: gradient.op)), can_cut
+
+
+def _bytes_of(dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray) -> dict[int, float]:
+    """Bytes of each tensor: of its collective, or of all chunks that a rank of n receives, times n / 2 (n - 1)."""
+    out = {}
+    mine = ops[dfg.node[ops] == 0]
+    n = len(dfg.ranks)
+    for tensor in sent.tolist():
+        of = mine[dfg.tensor[mine] == tensor]
+        whole, chunks = of[dfg.is_op(Op.COLLECTIVE)[of]], of[dfg.is_op(Op.RECV)[of]]
+        total = dfg.nbytes[whole].max() if len(whole) else dfg.nbytes[chunks].sum() * n / max(2 * (n - 1), 1)
+        if not total > 0:
+            raise ValueError(
+                f"a what-if needs the bytes of each tensor, but {dfg.tensors[tensor]!r} has none; record sizes"
+            )
+        out[tensor] = float(total)
+    return out
+
+
+def _copy_rate(dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray) -> float:
+    """Seconds a byte of copies into buckets: computes on a bucket that lead to its In."""
+    leads = np.zeros(len(dfg), np.bool_)
+    leads[dfg.before[dfg.is_op(Op.IN)[dfg.after]]] = True
+    mine = ops[dfg.is_op(Op.COMPUTE)[ops] & np.isin(dfg.tensor[ops], sent) & leads[ops] & (dfg.node[ops] == 0)]
+    if not len(mine):
+        return 0.0
+    nbytes = _bytes_of(dfg, ops, sent)
+    return float(dfg.seconds[mine].sum() / sum(nbytes[int(t)] for t in dfg.tensor[mine]))
+
+
+def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
+    """The link that transfers of all iterations show, by least squares of seconds = latency + bytes / rate.
+
+    Of collectives, a ring's: 2 (n - 1) messages of a bucket's n-th part. Where all have one size, latency cannot be
+    told from rate, and counts as none.
+    """
+    n, notices = len(dfg.ranks), []
+    moves = dfg.is_op(Op.RECV) & (dfg.nbytes > 0)
+    steps = 1
+    if not moves.any():
+        moves, steps = dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0), max(2 * (n - 1), 1)
+        notices.append("collectives are known as a whole: they count as rings")
+    if not moves.any():
+        raise ValueError("a what-if needs transfers whose bytes are known, but there are none; record sizes")
+    scale = 1.0 if steps == 1 else 1.0 / n
+    size, seconds = dfg.nbytes[moves] * scale, (dfg.seconds + dfg.lag_s)[moves] / steps + _beside_s(dfg)
+    if np.ptp(size) > WHOLE * size.max():
+        per_byte, latency = np.polyfit(size, seconds, 1)
+        if per_byte > 0.0 and latency >= 0.0:
+            return Link(bytes_per_s=float(1.0 / per_byte), latency_s=float(latency)), Topology.RING, notices
+    else:
+        notices.append("all transfers have one size: latency cannot be told from rate and counts as none")
+    return Link(bytes_per_s=float(size.sum() / seconds.sum())), Topology.RING, notices
