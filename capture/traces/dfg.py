@@ -143,7 +143,7 @@ class _Builder:
         )
         queues = (*order.queues, *(Queue(node=r, name="order") for r in range(ranks)))
         start = column(order.start_s, seconds, np.ravel(when))
-        end = column(order.end_s, seconds, np.ravel(when))
+        end = column(events.end_s[kept], seconds, np.ravel(when))
         end = np.where(op == OPS.index(Op.SEND), start, end)
         node = np.array([q.node for q in queues])[queue]
         before, after = self._edges(node, iteration, num, whose)

@@ -50,13 +50,12 @@ class Virtual:
 class Implied:
     """Operations: `kept` events [K], then virtual ones. Edges number them in that order.
 
-    kept: index of each event. start_s, end_s: clipped. free_s: when its link was free, -inf where nothing was before.
+    kept: index of each event. start_s: clipped. free_s: when its link was free, -inf where nothing was before.
     queue, queues: where each kept event runs. edges: (before, after).
     """
 
     kept: list[int]
     start_s: np.ndarray
-    end_s: np.ndarray
     free_s: np.ndarray
     queue: np.ndarray
     queues: list[Queue]
@@ -86,14 +85,11 @@ class _Implied:
         self.order = [i for i in order if i not in hulls]
         self.place = {i: k for k, i in enumerate(self.order)}
         self.at = {i: self.start[i] for i in self.order}
-        self.until = {i: self.end[i] for i in self.order}
         self.free = dict.fromkeys(self.order, -np.inf)
         self.queues: dict[tuple[int, str], int] = {}
         self.queue: dict[int, int] = {}
         self.computes: set[int] = set()
-        self.out = Implied(
-            kept=self.order, start_s=np.zeros(0), end_s=np.zeros(0), free_s=np.zeros(0), queue=np.zeros(0), queues=[]
-        )
+        self.out = Implied(kept=self.order, start_s=np.zeros(0), free_s=np.zeros(0), queue=np.zeros(0), queues=[])
         self.heads: dict[Slot, int] = {}  # the In of a slot, the Out
         self.tails: dict[Slot, int] = {}
         self.fed = self._fed()
@@ -110,7 +106,6 @@ class _Implied:
             self._wait()
         out = self.out
         out.start_s = np.array([self.at[i] for i in self.order])
-        out.end_s = np.array([self.until[i] for i in self.order])
         out.free_s = np.array([self.free[i] for i in self.order])
         out.queue = np.array([self.queue[i] for i in self.order], dtype=np.int64)
         out.queues = [Queue(node=n, name=name, computes=q in self.computes) for (n, name), q in self.queues.items()]
@@ -238,16 +233,20 @@ class _Implied:
         return slot[0], slot[2], slot[1]
 
     def _clip(self, earliest: dict[int, float]) -> None:
-        """A transfer starts once it may and the link is free: first come, first served.
+        """A transfer starts once it may and what ended before it on its link has ended.
 
-        Two that shared a link's bandwidth are one after the other here; together they take as long.
+        Two that shared a link's bandwidth are one after the other here; together they take as long. One that overtook
+        another goes first, which a queue would not do by itself: an edge says so.
         """
-        last: dict[int, float] = {}
-        for i in sorted(earliest, key=lambda i: (earliest[i], self.end[i], i)):
-            free = last.get(self.queue[i], -np.inf)
-            self.free[i] = free
-            self.at[i] = min(max(earliest[i], free), max(self.end[i], free))
-            last[self.queue[i]] = self.until[i] = max(self.end[i], self.at[i])
+        last: dict[int, int] = {}
+        for i in sorted(earliest, key=lambda i: (self.end[i], earliest[i], i)):
+            before = last.get(self.queue[i])
+            if before is not None:
+                self.free[i] = self.end[before]
+                if earliest[before] > earliest[i]:
+                    self._edge(self.place[before], self.place[i])
+            self.at[i] = min(max(earliest[i], self.free[i]), self.end[i])
+            last[self.queue[i]] = i
 
     def _exchange(self) -> None:
         """SEND and RECV: In of each tensor, transfers on links, Out."""

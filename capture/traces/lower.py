@@ -41,10 +41,8 @@ def lower(dfg: GlobalDfg, iteration: int, *, lags: bool = True) -> Lowered:
     # What goes before an operation with a lag goes before the lag.
     waits = np.arange(num)
     waits[late] = num + np.arange(len(late))
-    queue, where = np.unique(dfg.queue[ops[late]], return_inverse=True)
     streams = [Stream(device=q.node, name=q.name, computes=q.computes) for q in dfg.queues]
-    at = len(streams) + where
-    streams += [Stream(device=dfg.queues[q].node, name=f"host before {dfg.queues[q].name}") for q in queue.tolist()]
+    at = _host_streams(dfg, ops[late], streams)
     host = CATEGORIES.index(Category.HOST)
     names = (*dfg.names, "lag")
     alloc, free = _lifetimes(dfg, ops, before, after)
@@ -57,6 +55,23 @@ def lower(dfg: GlobalDfg, iteration: int, *, lags: bool = True) -> Lowered:
         alloc=np.concatenate([alloc, np.zeros(len(late))]), free=np.concatenate([free, np.zeros(len(late))]),
     )  # fmt: skip
     return Lowered(tasks=tasks, ops=ops, ready=np.concatenate([dfg.release_s[ops], np.zeros(len(late))]))
+
+
+def _host_streams(dfg: GlobalDfg, late: np.ndarray, streams: list[Stream]) -> np.ndarray:
+    """The stream of each lag, new ones added: lags that overlapped as measured do not wait for each other."""
+    rows: dict[int, list[tuple[float, int]]] = {}  # of a queue: the end of each row's last lag, and its stream
+    at = np.zeros(len(late), dtype=np.int64)
+    begin, end, queue = (dfg.start_s - dfg.lag_s)[late], dfg.start_s[late].tolist(), dfg.queue[late].tolist()
+    for k in np.argsort(begin, kind="stable").tolist():
+        free = rows.setdefault(queue[k], [])
+        row = next((r for r, (until, _) in enumerate(free) if until <= begin[k]), len(free))
+        if row == len(free):
+            of = dfg.queues[queue[k]]
+            free.append((0.0, len(streams)))
+            streams.append(Stream(device=of.node, name=f"host before {of.name}" + (f" ({row + 1})" if row else "")))
+        at[k] = free[row][1]
+        free[row] = end[k], free[row][1]
+    return at
 
 
 def measured(dfg: GlobalDfg, iteration: int) -> Timeline:

@@ -51,7 +51,9 @@ class Change:
     def __post_init__(self) -> None:
         for name in ("bandwidth", "compute", "servers", "per_machine", "part_bytes"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, but is {getattr(self, name)}; 1 changes nothing")
+                raise ValueError(
+                    f"{name} must be more than 0, but is {getattr(self, name)}; leave it out to change nothing"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,23 @@ def _copy_rate(dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray) -> float:
     return float(dfg.seconds[mine].sum() / sum(nbytes[int(t)] for t in dfg.tensor[mine]))
 
 
+def _in_turn_s(dfg: GlobalDfg, moves: np.ndarray) -> np.ndarray:
+    """Seconds of collectives that shared a link, as if it had served them in the order in which their ranks met.
+
+    Measured, a small one that overtakes a large one takes long and leaves it little; in turn, each takes by its bytes.
+    """
+    met = np.full(len(dfg), -np.inf)
+    meets = dfg.is_op(Op.MEETING)[dfg.before]
+    met[dfg.after[meets]] = dfg.start_s[dfg.before[meets]]
+    ops = np.flatnonzero(moves)
+    seconds, free = np.zeros(len(dfg)), dict[int, float]()
+    for i in ops[np.lexsort((dfg.end_s[ops], met[ops]))].tolist():
+        start = max(float(met[i]), free.get(int(dfg.queue[i]), -np.inf))
+        free[int(dfg.queue[i])] = end = max(float(dfg.end_s[i]), start)
+        seconds[i] = end - start
+    return seconds[ops]
+
+
 def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     """The link that transfers of all iterations show, by least squares of seconds = latency + bytes / rate.
 
@@ -257,15 +276,15 @@ def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     told from rate, and counts as none.
     """
     n, notices = len(dfg.ranks), []
-    moves = dfg.is_op(Op.RECV) & (dfg.nbytes > 0)
-    steps = 1
+    moves, steps = dfg.is_op(Op.RECV) & (dfg.nbytes > 0), 1
     if not moves.any():
-        moves, steps = dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0), max(2 * (n - 1), 1)
+        moves, steps = dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0), 2 * (n - 1)
         notices.append("collectives are known as a whole: they count as rings")
     if not moves.any():
         raise ValueError("a what-if needs transfers whose bytes are known, but there are none; record sizes")
-    scale = 1.0 if steps == 1 else 1.0 / n
-    size, seconds = dfg.nbytes[moves] * scale, (dfg.seconds + dfg.lag_s)[moves] / steps + _beside_s(dfg)
+    whole = steps > 1
+    size = dfg.nbytes[moves] / (n if whole else 1)
+    seconds = _in_turn_s(dfg, moves) / steps if whole else (dfg.seconds + dfg.lag_s)[moves] + _beside_s(dfg)
     if np.ptp(size) > WHOLE * size.max():
         per_byte, latency = np.polyfit(size, seconds, 1)
         if per_byte > 0.0 and latency >= 0.0:

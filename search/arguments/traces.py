@@ -1,8 +1,8 @@
-"""Commands about measured traces: trace import, show, align, replay."""
+"""Commands about measured traces: trace import, show, align, replay, diff."""
 
 from __future__ import annotations
 
-from search.arguments.parser import Commands
+from search.arguments.parser import Commands, positive, whole
 
 __all__ = ["add"]
 
@@ -39,3 +39,21 @@ def add(commands: Commands) -> None:
     )
     replay.add_argument("file", metavar="DFG", help="a file of `search trace import -o` or `search trace align -o`")
     replay.add_argument("--trace", metavar="FILE", help="write the iteration that is shown as a Perfetto trace")
+    replay.add_argument(
+        "--what-if",
+        dest="what_if",
+        metavar="KEY=VALUE,…",
+        help="predict it otherwise: bandwidth, compute (times as fast), latency_s, bucket_bytes, workers, topology "
+        "(ring, tree, hierarchical, parameter_server), servers, per_machine, part_bytes",
+    )
+    diff = trace.add(
+        "diff",
+        "trace_diff",
+        "two steps operation by operation, each measured (a file of trace import) or simulated (a configuration)",
+        example="search trace diff job.dfg llama3_8b_small --reference fully_sharded",
+    )
+    diff.add_argument("a", metavar="A", help="a file of `search trace import -o`, a configuration or RUN:ID")
+    diff.add_argument("b", metavar="B", help="the same")
+    diff.add_argument("--reference", metavar="NAME", help="of a space: this of its references")
+    diff.add_argument("--iteration", type=whole, metavar="N", help="of measured ones (default: the median)")
+    diff.add_argument("--top", type=positive, default=20, metavar="N", help="operations to show (default: 20)")

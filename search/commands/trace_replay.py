@@ -15,11 +15,12 @@ from capture.traces.trace_file import read_traces
 from estimator.breakdown import breakdown, stragglers
 from estimator.timeline import Timeline, critical_path
 from hardware.units import format_bytes, format_count, format_seconds
-from results.chrome_trace import TraceFile, check_free, write_trace
+from results.chrome_trace import check_free, write_trace
 from results.report.occupancy import breakdown_table, straggler_table
 from results.report.replay import critical_table
 from results.report.text import hanging
 from search.commands.answer import answer
+from search.commands.trace_change import change_lines, json_change, predicted, read_change
 
 __all__ = ["json_timeline", "read_job", "run"]
 
@@ -38,27 +39,36 @@ def _of_file(path: str, error: ValueError) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays the job as it was measured."""
+    """Replays the job as it was measured, and with --what-if as it was not."""
     subject = f"trace {Path(args.file).name}"
     if args.trace is not None:
         check_free(Path(args.trace), subject)
+    change = None if args.what_if is None else read_change(args.what_if)
     dfg = read_job(args.file)
     done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
     shown = done.median
-    written = None if args.trace is None else _write(args, shown, subject)
-    answer(args, text=_text(args, dfg, done, bare, shown, written), data=_data(args, dfg, done, bare, shown, written))
+    timeline = shown.timeline
+    text, data = _text(dfg, done, bare, shown), _data(args, dfg, done, bare, shown)
+    if change is not None:
+        try:
+            found, same = predicted(dfg, change)
+        except ValueError as error:
+            raise ValueError(_of_file(args.file, error)) from error
+        lines = change_lines(args.what_if, found, same, done.measured_s)
+        lines += [line for note in found.notices for line in hanging("note: ", note)]
+        text += "\n" + "\n".join(lines) + "\n"
+        data["change"] = json_change(args.what_if, found, same, dfg)
+        timeline = found.shown.run()
+    if args.trace is not None:
+        about = {"what": args.what_if or "as measured", "iteration": float(shown.number)}
+        written = write_trace(Path(args.trace), timeline, subject=subject, about=about)
+        text += f"trace: {written.path}\n"
+        data["trace"] = str(written.path)
+    answer(args, text=text, data=data)
     return 0
 
 
-def _write(args: argparse.Namespace, shown: Iteration, subject: str) -> TraceFile:
-    about = {"iteration": float(shown.number), "measured_s": shown.measured_s, "replayed_s": shown.replayed_s}
-    return write_trace(Path(args.trace), shown.timeline, subject=subject, about=about)
-
-
-def _text(
-    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration,
-    written: TraceFile | None,
-) -> str:  # fmt: skip
+def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration) -> str:
     timeline, names = shown.timeline, [f"rank {rank}" for rank in dfg.ranks]
     lines = [
         f"{len(dfg.ranks)} ranks, {len(done.iterations)} iterations, {format_count(len(dfg))} operations, "
@@ -73,7 +83,6 @@ def _text(
     lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
     for note in dfg.notices:
         lines += hanging("note: ", note)
-    lines += [f"trace: {written.path}"] if written else []
     return "\n".join(lines) + "\n"
 
 
@@ -82,9 +91,8 @@ def _spread(seconds: np.ndarray) -> str:
 
 
 def _data(
-    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration,
-    written: TraceFile | None,
-) -> dict[str, Any]:  # fmt: skip
+    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration
+) -> dict[str, Any]:
     return {
         "file": args.file, "ranks": list(dfg.ranks), "operations": len(dfg), "edges": len(dfg.before),
         "measured_s": float(done.measured_s.mean()), "measured_std_s": float(done.measured_s.std()),
@@ -96,7 +104,7 @@ def _data(
             for one in done.iterations
         ],
         "shown": {"iteration": shown.number, **json_timeline(shown.timeline, [f"rank {rank}" for rank in dfg.ranks])},
-        "notices": list(dfg.notices), "trace": str(written.path) if written else None,
+        "notices": list(dfg.notices), "trace": None, "change": None,
     }  # fmt: skip
 
 

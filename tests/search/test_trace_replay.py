@@ -78,3 +78,76 @@ def test_a_job_that_lacks_ranks_is_refused_in_one_line_with_the_file(command, tm
     assert str(path) in err
     assert "1" in err.partition("missing")[0]
     assert err.count("\n") == 1
+
+
+@pytest.fixture
+def buckets(shared, tmp_path):
+    """Files of the shipped runs with buckets of 4 and of 25 MB."""
+    paths = []
+    for name in ("b4", "b25"):
+        traces = fine(shared, f"ddp2_1gbit_{name}", 2)
+        paths.append(tmp_path / f"{name}.dfg")
+        write_traces(paths[-1], traces, pair(traces))
+    return [str(path) for path in paths]
+
+
+def test_a_what_if_is_told_beside_the_same_job_and_the_baseline(buckets, capsys, tmp_path):
+    path = tmp_path / "changed.json"
+    what = "bucket_bytes=26214400,topology=ring"
+    data = told(capsys, "trace", "replay", buckets[0], "--what-if", what, "--trace", str(path))
+    change = data["change"]
+    assert change["predicted_s"] == pytest.approx(0.312, rel=0.10)  # the run with these buckets took 311 ms
+    assert change["synthesised_as_is_s"] == pytest.approx(data["measured_s"], rel=0.02)
+    assert change["size_over_bandwidth_s"] > 0
+    assert json.loads(path.read_text())["otherData"]["what"] == what
+    assert main(["trace", "replay", buckets[0], "--what-if", "bandwidth=2"]) == 0
+    assert "what if   bandwidth=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("bucket=2", "did you mean bucket_bytes?"),
+        ("bandwidth", "--what-if takes KEY=VALUE with commas between"),
+        ("topology=star", "--what-if topology must be ring, tree, hierarchical or parameter_server, but is 'star'"),
+        ("topology=unknown", "must be one of ring, tree, hierarchical, parameter_server to be synthesised"),
+        ("workers=0", "--what-if workers must be a whole number of at least 1, but is '0'"),
+        ("bandwidth=0", "bandwidth must be more than 0"),
+        ("bandwidth=nan", "bandwidth must be more than 0"),
+        ("workers=4,topology=hierarchical,per_machine=3", r"workers (4) must be divisible by workers per machine (3)"),
+    ],
+)
+def test_a_what_if_that_makes_no_sense_is_refused_in_one_line(what, says, buckets, capsys):
+    assert main(["trace", "replay", buckets[0], "--what-if", what]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_diff_of_two_runs_tells_operations_by_how_much_they_differ(buckets, capsys):
+    data = told(capsys, "trace", "diff", *buckets)
+    first = data["operations"][0]
+    assert (first["name"], first["category"]) == ("AR.0", "dp")
+    assert first["difference_s"] == pytest.approx(first["seconds_b"] - first["seconds_a"])
+    assert sum(one["count_b"] for one in data["operations"] if one["name"].startswith("AR")) == 2
+    same = told(capsys, "trace", "diff", buckets[0], buckets[0])
+    assert {one["difference_s"] for one in same["operations"]} == {0.0}
+    assert main(["trace", "diff", *buckets, "--iteration", "99"]) == 2
+    assert "--iteration must be one of the trace, but is 99; have 0 to 14" in capsys.readouterr().err
+
+
+def test_a_simulated_step_is_held_against_a_measured_one(job, capsys):
+    data = told(capsys, "trace", "diff", str(job), "llama3_8b_small", "--reference", "fully_sharded")
+    assert data["a"]["about"].startswith("measured")
+    assert data["b"]["about"].startswith("simulated")
+    for side in (data["a"], data["b"]):
+        assert side["compute_s"] + side["non_compute_s"] + side["idle_s"] == pytest.approx(side["span_s"])
+    assert any(one["count_a"] == 0.0 for one in data["operations"])
+    assert main(["trace", "diff", str(job), "llama3_8b_small", "--reference", "fully_sharded", "--top", "3"]) == 0
+    assert "of a rank on average" in capsys.readouterr().out
+
+
+def test_of_one_rank_of_many_a_diff_still_compares(tmp_path, capsys):
+    path = tmp_path / "one.dfg"
+    write_traces(path, ddp()[:1], pair(ddp()[:1]))
+    assert told(capsys, "trace", "diff", str(path), str(path))["a"]["span_s"] == pytest.approx(13.0)

@@ -1,0 +1,184 @@
+"""Jobs that nobody ran: transfers by closed forms, buckets as DDP cuts them, what-ifs against measured runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from capture.traces.dfg import build
+from capture.traces.model_jobs import bert_base, resnet50
+from capture.traces.records import Topology
+from capture.traces.synthesise import (
+    Bucket,
+    Gradient,
+    Job,
+    Link,
+    Wire,
+    buckets,
+    size_over_bandwidth,
+    sync_alone_s,
+    synthesise,
+)
+from capture.traces.what_if import Change, measured_job, predict
+from estimator.tasks import Category
+from estimator.timeline import memory
+from tests.capture.traces.made import compute, fine, trace
+from tests.capture.traces.test_dfg import ddp
+
+LINK = Link(bytes_per_s=1e9, latency_s=1e-4)
+NBYTES = 64e6
+MIB = 2**20
+
+
+def wire(topology, **how):
+    return Wire(topology=topology, link=LINK, **how)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_a_ring_takes_two_n_minus_one_steps_of_a_chunk(n):
+    expected = 2 * (n - 1) * (1e-4 + NBYTES / n / 1e9)
+    assert sync_alone_s(n, NBYTES, wire(Topology.RING)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("n", "depth"), [(1, 0), (2, 1), (3, 1), (7, 2), (8, 3)])
+def test_a_tree_takes_its_depth_up_and_down(n, depth):
+    assert sync_alone_s(n, NBYTES, wire(Topology.TREE)) == pytest.approx(2 * depth * (1e-4 + NBYTES / 1e9))
+
+
+def test_parts_of_a_tree_follow_each_other():
+    k, part = 8, 1e-4 + NBYTES / 8 / 1e9
+    chain = sync_alone_s(2, NBYTES, wire(Topology.TREE, part_bytes=NBYTES / k))
+    assert chain == pytest.approx((k + 1) * part)  # the last part goes up k-th and then down
+
+
+def test_machines_are_chains_with_a_ring_between_them():
+    inner = Link(bytes_per_s=1e10)
+    found = sync_alone_s(8, NBYTES, wire(Topology.HIERARCHICAL, per_machine=4, inner=inner))
+    assert found == pytest.approx(2 * 3 * NBYTES / 1e10 + 2 * (1e-4 + NBYTES / 2 / 1e9))
+    with pytest.raises(ValueError, match=r"workers \(8\) must be divisible by workers per machine \(3\)"):
+        sync_alone_s(8, NBYTES, wire(Topology.HIERARCHICAL, per_machine=3))
+
+
+def test_a_server_takes_what_all_workers_push_one_after_the_other():
+    assert sync_alone_s(4, NBYTES, wire(Topology.PARAMETER_SERVER)) == pytest.approx(8 * (1e-4 + NBYTES / 1e9))
+    two = sync_alone_s(4, NBYTES, wire(Topology.PARAMETER_SERVER, servers=2, part_bytes=NBYTES / 2))
+    assert two == pytest.approx(8 * (1e-4 + NBYTES / 2 / 1e9))
+
+
+def test_an_unknown_topology_is_refused():
+    with pytest.raises(ValueError, match="must be one of ring, tree, hierarchical, parameter_server"):
+        sync_alone_s(4, NBYTES, wire(Topology.UNKNOWN))
+
+
+def job(workers=2, release=(0.0, 0.0), **more):
+    """FW 1 s, BW a 1 s, BW b 1 s, UPD 1 s."""
+    names, kinds = ("FW", "BW a", "BW b", "UPD"), (Category.FORWARD, Category.BACKWARD, Category.BACKWARD)
+    gradients = (Gradient(name="a", nbytes=4e9, op=1), Gradient(name="b", nbytes=2e9, op=2))
+    return Job(names=names, category=(*kinds, Category.OPTIMIZER), seconds=np.ones((workers, 4)),
+               lag_s=np.zeros((workers, 4)), release_s=np.array(release), waits=3, gradients=gradients,
+               **more)  # fmt: skip
+
+
+FAST = Wire(topology=Topology.RING, link=Link(bytes_per_s=1e9))
+
+
+def test_a_bucket_leaves_when_its_last_gradient_is_made_and_the_update_waits_for_all():
+    apart = synthesise(job(), buckets(job().gradients, 1.0), FAST).run()
+    assert apart.span_s == pytest.approx(2 + 4 + 2 + 1)  # b queues behind a
+    together = synthesise(job(), buckets(job().gradients, 1e12), FAST).run()
+    assert together.span_s == pytest.approx(3 + 6 + 1)
+
+
+def test_the_slowest_worker_and_copies_delay_all():
+    late = synthesise(job(release=(0.0, 0.5)), buckets(job().gradients, 1.0), FAST).run()
+    assert late.span_s == pytest.approx(9.5)
+    copied = synthesise(job(copy_s_per_byte=1e-10), buckets(job().gradients, 1e12), FAST).run()
+    assert copied.span_s == pytest.approx(10.6)
+
+
+def test_two_lanes_let_a_small_bucket_pass():
+    cut = buckets(job().gradients, 1.0)
+    two = Wire(topology=Topology.RING, link=Link(bytes_per_s=1e9), lanes=2)
+    timeline = synthesise(job(), cut, two).run()
+    assert timeline.span_s == pytest.approx(9.0)  # the wire carries the same bytes
+    first = [timeline.start[k] for k in np.flatnonzero(synthesise(job(), cut, two).bucket == 1)]
+    assert min(first) < 6.0
+
+
+def test_size_over_bandwidth_knows_neither_latency_nor_other_workers():
+    cut = buckets(job().gradients, 1.0)
+    slow = Wire(topology=Topology.RING, link=Link(bytes_per_s=1e9, latency_s=0.5))
+    assert size_over_bandwidth(job(release=(0.0, 0.5)), cut, slow) == pytest.approx(9.0)
+    assert synthesise(job(release=(0.0, 0.5)), cut, slow).run().span_s > 10.5
+
+
+@pytest.mark.parametrize(
+    ("make", "tensors", "parameters"), [(resnet50, 161, 25_557_032), (bert_base, 199, 109_482_240)]
+)
+def test_known_models_have_their_published_parameters(make, tensors, parameters):
+    made = make(workers=2)
+    assert len(made.gradients) == tensors
+    assert sum(gradient.nbytes for gradient in made.gradients) == 4 * parameters
+
+
+def test_activations_live_until_their_backward_and_gradients_until_the_update():
+    made = resnet50(workers=1, batch=1)
+    peak = memory(synthesise(made, buckets(made.gradients, 25e6), FAST).run()).peak[0]
+    kept = made.keeps[: made.waits // 2].sum()
+    assert kept <= peak < kept + 4 * 25_557_032
+    assert made.keeps.sum() == made.frees.sum()
+
+
+@pytest.mark.parametrize(("name", "count"), [("b1", 13), ("b4", 7), ("b25", 2)])
+def test_buckets_are_cut_as_ddp_cut_them_in_the_shipped_runs(shared, name, count):
+    dfg = build(fine(shared, f"ddp2_1gbit_{name}", 2))
+    one = measured_job(dfg, 0)
+    again = buckets(one.job.gradients, float(name[1:]) * MIB)
+    assert one.can_cut
+    assert len(again) == count
+    assert [(b.nbytes, b.op) for b in again] == [(b.nbytes, b.op) for b in one.cut]
+
+
+@pytest.mark.parametrize("made", ["b1", "b4", "b25"])
+def test_what_ifs_of_buckets_are_within_10_percent_of_runs_and_nearer_than_size_over_bandwidth(shared, made):
+    runs = {name: build(fine(shared, f"ddp2_1gbit_{name}", 2)) for name in ("b1", "b4", "b25")}
+    ours, plain = [], []
+    for name, run in runs.items():
+        found = predict(runs[made], Change(bucket_bytes=float(name[1:]) * MIB))
+        ours.append(abs(found.seconds.mean() / run.iteration_s().mean() - 1.0))
+        plain.append(abs(found.size_over_bandwidth_s.mean() / run.iteration_s().mean() - 1.0))
+    assert max(ours) < 0.10
+    assert np.mean(ours) < np.mean(plain)
+
+
+def test_the_same_ring_synthesised_takes_as_long_as_the_measured(shared):
+    dfg = build(fine(shared, "ring4_400mbit", 4))
+    found = predict(dfg, Change())
+    assert found.seconds.mean() == pytest.approx(dfg.iteration_s().mean(), rel=0.05)
+    assert found.size_over_bandwidth_s.mean() < 0.85 * dfg.iteration_s().mean()
+    slower = [predict(dfg, Change(bandwidth=f)).seconds.mean() for f in (4.0, 1.0, 0.25)]
+    assert slower == sorted(slower)
+    assert predict(dfg, Change(workers=8)).seconds.mean() > found.seconds.mean()
+
+
+@pytest.mark.parametrize(
+    ("traces", "change", "what"),
+    [
+        (ddp(), Change(), "a what-if needs transfers whose bytes are known"),
+        ([trace(0, [compute("FW", 0.0, 1.0)])], Change(), "a what-if needs transfers whose bytes are known"),
+    ],
+)
+def test_what_a_trace_does_not_hold_is_refused(traces, change, what):
+    with pytest.raises(ValueError, match=what):
+        predict(build(traces), change)
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ValueError, match="bandwidth must be more than 0, but is 0"):
+        Change(bandwidth=0)
+    with pytest.raises(ValueError, match="a link must carry more than 0 bytes a second"):
+        Link(bytes_per_s=0.0)
+    with pytest.raises(ValueError, match="a bucket must hold more than 0 bytes"):
+        buckets([], 0.0)
+    assert buckets([], 1.0) == []
+    assert Bucket(nbytes=1.0, op=0, names=()).nbytes == 1.0
