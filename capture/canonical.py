@@ -80,10 +80,11 @@ def lift_all(flow: Flow, name: str, notes: Sequence[str] = (), *, allow_unknown:
     graph = OpGraph(name=name, blocks={block.kind: block for block in blocks}, sequence=sequence)
     _check_parameters(flow, graph)
     origins = _origins(flow)
+    modules, bases = _modules(recording, origins)
     chosen = 0 if model.indexer is None else model.indexer.top_k
     found = CapturedGraph(
         graph=graph, chosen_keys=chosen, tokens=keys, phase=recording.phase, digest="", origins=origins,
-        gradients=_places(recording.of_phase(Phase.BACKWARD)), unknown=tuple(unknown),
+        modules=modules, bases=bases, gradients=_places(recording.of_phase(Phase.BACKWARD)), unknown=tuple(unknown),
     )  # fmt: skip
     known = {f.name: getattr(model, f.name) for f in fields(ModelSpec)}
     return CapturedModel(**known, captured=replace(found, digest=digest_of(model, found)))
@@ -367,6 +368,16 @@ def _origins(flow: Flow) -> dict[str, tuple[Origin, ...]]:
             owned.setdefault(owner, []).append(flow.records[i])
     owned = {op: owned[owner] for op, owner in flow.shared.items() if owner in owned} | owned
     return {owner: _places(records) for owner, records in owned.items()}
+
+
+def _modules(
+    recording: Recording, origins: Mapping[str, tuple[Origin, ...]]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Classes of the modules that ops stand in, and of those around them; and what these classes extend."""
+    paths = {place.scope for places in origins.values() for place in places}
+    paths |= {path.rsplit(".", n)[0] for path in paths for n in range(1, path.count(".") + 1)}
+    modules = {path: recording.modules[path] for path in sorted(paths) if path in recording.modules}
+    return modules, {name: recording.bases[name] for name in sorted(set(modules.values())) if recording.bases[name]}
 
 
 def _places(records: Iterable[Record]) -> tuple[Origin, ...]:

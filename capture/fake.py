@@ -50,6 +50,8 @@ def record(architecture: Architecture, phase: str, num_layers: int | None = None
         context=seq if phase == "decode" else 0, num_parameters=sum(p.numel() for _, p in parameters),
         tied=_is_tied(model), layers=tuple(places),
     )  # fmt: skip
+    recording.modules = {name: type(module).__name__ for name, module in model.named_modules()}
+    recording.bases = {type(module).__name__: _bases(type(module)) for module in model.modules()}
     recorder = Recorder(recording, model)
     with _quiet(), patched({type(module) for module in model.modules()}), _folded(layers, places, recorder):
         try:
@@ -72,6 +74,11 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _bases(kind: type[nn.Module]) -> tuple[str, ...]:
+    """What a class extends, down to what every module is."""
+    return tuple(base.__name__ for base in kind.__mro__[1:] if base not in {nn.Module, object})
 
 
 def _is_tied(model: nn.Module) -> bool:

@@ -92,6 +92,8 @@ class Recording:
     layers: tuple[LayerPlace, ...] = ()
     entry: dict[int, int] = field(default_factory=dict)
     result: dict[int, int] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)  # class of each module, by path
+    bases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of these classes, the nearest first
     ids: int = -1
     output: int = -1
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from estimator.build.scores import band, visible_share
-from estimator.graph import Block, OpGraph
+from estimator.graph import Block, BlockKind, OpGraph, Origin, Sources
 from estimator.layers import LayerSpec
 from estimator.model import ModelSpec
 from estimator.op import Array, Axis, Dim, Op, OpKind, Tensor
@@ -26,22 +26,13 @@ CHOSEN = frozenset({Axis.KEY, Axis.SHARED})  # a dim of as many keys as an index
 PHASES = ("train", "prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """One place of a model's code: the framework's operations that it called with their number, module, line."""
-
-    ops: tuple[tuple[str, int], ...]
-    scope: str
-    module: str
-    line: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapturedGraph:
     """The graph of one sequence of `tokens` tokens. Equal graphs have one digest.
 
-    `origins`: per `BLOCK/OP` the places that it stands for; `gradients`: what ran backward, by the place whose gradient
-    it is. `unknown`: ops that are priced as memory-bound because nothing is known of them.
+    `origins`: per `BLOCK/OP`, a layer by the path of the first of its kind, the places that it stands for; `gradients`:
+    what ran backward, by the place whose gradient it is. `unknown`: ops that are priced as memory-bound because nothing
+    is known of them. `modules`, `bases`: as in graph.Sources.
     """
 
     graph: OpGraph
@@ -52,6 +43,8 @@ class CapturedGraph:
     origins: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
     gradients: tuple[Origin, ...] = ()
     unknown: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tokens")
@@ -85,7 +78,19 @@ class CapturedGraph:
             ops = tuple([_op(op, scaled(op.dims), block.kind.layer, seq, chosen, behind=behind) for op in block.ops])
             return replace(block, ops=ops, tensors=tensors)
 
-        return self.graph.map(change)
+        return replace(self.graph.map(change), phase=self.phase, sources=self.sources)
+
+    @property
+    def sources(self) -> Sources:
+        """The code behind each op, by block."""
+        layers = [kind for kind in self.graph.sequence if kind.is_layer]
+        of: dict[BlockKind, dict[str, tuple[Origin, ...]]] = {}
+        for key, places in self.origins.items():
+            place, _, op = key.rpartition("/")
+            number = place.rpartition(".")[2]
+            kind = layers[int(number)] if number.isdecimal() and int(number) < len(layers) else BlockKind.of(place)
+            of.setdefault(kind, {})[op] = places
+        return Sources(origins=of, modules=self.modules, bases=self.bases)
 
 
 def _op(op: Op, dims: tuple[Dim, ...], layer: LayerSpec | None, seq: int, chosen: int, *, behind: bool) -> Op:

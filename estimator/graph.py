@@ -6,14 +6,14 @@ A model of 61 layers has five distinct blocks; each is held once with the number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from estimator.layers import LayerSpec, Mlp
 from estimator.op import Array, Component, Op, OpKind, Phase, Tensor, Weight
 from estimator.precision import Role
 
-__all__ = ["Block", "BlockKind", "OpGraph"]
+__all__ = ["Block", "BlockKind", "NO_SOURCES", "OpGraph", "Origin", "Sources"]
 
 
 class BlockKind:
@@ -112,13 +112,48 @@ class Block:
         return {(name, role): self.tensors[name] for name, role in wanted if name not in remade}
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One place of a model's code: the framework's operations that it called with their number, module, line."""
+
+    ops: tuple[tuple[str, int], ...]
+    scope: str
+    module: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is known of the code behind a graph: per block the places of each op, and the modules around them.
+
+    `modules`: the class of each module by its path; `bases`: of each class the names of its bases, the nearest first.
+    """
+
+    origins: Mapping[BlockKind, Mapping[str, tuple[Origin, ...]]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def is_a(self, module: str, names: frozenset[str]) -> bool:
+        """Whether a class is one of these, or has one of them among its bases."""
+        return module in names or not names.isdisjoint(self.bases.get(module, ()))
+
+
+NO_SOURCES = Sources()
+"""Of a graph that was built."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
-    """Blocks by kind, and the model as the sequence of their kinds."""
+    """Blocks by kind, and the model as the sequence of their kinds.
+
+    `phase`: what the graph is a run of, train, prefill or decode. `sources` say nothing of what it computes.
+    """
 
     name: str
     blocks: Mapping[BlockKind, Block]
     sequence: tuple[BlockKind, ...]
+    phase: str = "train"
+    sources: Sources = field(default=NO_SOURCES, compare=False, repr=False)
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:

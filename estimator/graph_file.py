@@ -36,9 +36,10 @@ from estimator.op import Op
 __all__ = ["FORMAT", "digest_of", "graph_text", "is_graph_text", "read_graph"]
 
 FORMAT, VERSION = "trainspace-graph", 2
-KEYS = ("format", "version", "phase", "tokens", "model", "sequence", "blocks", "origins", "gradients", "unknown")
+KEYS = ("format", "version", "phase", "tokens", "model", "sequence", "blocks", "origins", "gradients", "modules",
+        "bases", "unknown")  # fmt: skip
 OF_PASSES = ("phase", "rides", "held", "captured", "collective", "group", "payload", "beside", "partners", "load",
-             "kept")  # fmt: skip
+             "kept", "streams", "back")  # fmt: skip
 """Fields of an op that a logical graph leaves at their defaults."""
 
 
@@ -63,7 +64,8 @@ def _plain(model: ModelSpec, captured: CapturedGraph) -> dict[str, Any]:
         "model": _spec(model),
         "sequence": sequence_json(captured.graph), "blocks": blocks_json(captured.graph),
         "origins": {name: _places(origins) for name, origins in sorted(captured.origins.items())},
-        "gradients": _places(captured.gradients),
+        "gradients": _places(captured.gradients), "modules": dict(sorted(captured.modules.items())),
+        "bases": {name: list(bases) for name, bases in sorted(captured.bases.items())},
         "unknown": list(captured.unknown),
     }  # fmt: skip
 
@@ -109,6 +111,10 @@ def _model(whole: Mapping[str, Any]) -> CapturedModel:
         chosen_keys=0 if spec.indexer is None else spec.indexer.top_k,
         origins={name: _origins(o, f"origins.{name}") for name, o in read_mapping(whole["origins"], "origins").items()},
         gradients=_origins(whole["gradients"], "gradients"),
+        modules={path: read_text(kind, f"modules.{path}")
+                 for path, kind in read_mapping(whole["modules"], "modules").items()},
+        bases={kind: tuple(read_text(base, f"bases.{kind}") for base in read_list(given, f"bases.{kind}"))
+               for kind, given in read_mapping(whole["bases"], "bases").items()},
         unknown=tuple(read_text(u, "unknown") for u in read_list(whole["unknown"], "unknown")),
     )  # fmt: skip
     known = {f.name: getattr(spec, f.name) for f in fields(ModelSpec)}

@@ -126,6 +126,8 @@ WRITERS: Mapping[str, Callable[[Any], Any]] = {
     "reach": _number, "selects": bool, "detached": bool, "partial": bool,
     "phase": simple, "rides": bool, "held": sorted, "captured": bool, "collective": simple, "group": simple,
     "payload": _number, "beside": str, "partners": list, "load": _number, "kept": bool,
+    "streams": lambda rows: [[name, _number(times)] for name, times in rows],
+    "back": lambda rows: [[name, _number(times)] for name, times in rows],
 }  # fmt: skip
 
 
@@ -234,6 +236,13 @@ def _read_weights(value: object, where: str) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
+def _read_times(value: object, where: str) -> tuple[tuple[str, float], ...]:
+    rows = [read_list(given, where) for given in read_list(value, where)]
+    if any(len(row) != 2 for row in rows):
+        raise ValueError(f"{where} must be lists [tensor, times], but got {shown(value)}")
+    return tuple((read_text(name, where), _size(times, where)) for name, times in rows)
+
+
 def _read_saves(value: object, where: str) -> tuple[Save, ...]:
     rows = [read_list(given, where) for given in read_list(value, where)]
     if any(len(row) != 2 for row in rows):
@@ -272,7 +281,8 @@ READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "held": lambda v, at: frozenset(_texts(v, at)), "captured": _flag,
     "collective": lambda v, at: _member(Traffic, v, at), "group": lambda v, at: _member(Group, v, at),
     "payload": lambda v, at: _size(v, at), "beside": lambda v, at: read_text(v, at), "partners": _texts,
-    "load": lambda v, at: _size(v, at), "kept": _flag,
+    "load": lambda v, at: _size(v, at), "kept": _flag, "streams": lambda v, at: _read_times(v, at),
+    "back": lambda v, at: _read_times(v, at),
 }  # fmt: skip
 
 

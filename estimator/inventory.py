@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,9 @@ TrafficSeconds = Callable[[Op], Array]
 class Entry:
     """One op of one block. `seconds` is NaN where nothing was priced; `bound` is what they are of.
 
-    `scope`: the path from the model to the op, as `layers`, `moe`, `attention`, `q_proj`.
+    `scope`: the path from the model to the op, as `layers`, `moe`, `attention`, `q_proj`. `compute_s`, `memory_s`: its
+    arithmetic and its traffic alone. `utilisation`: of its seconds, what they would take at the chip's peaks. `source`
+    said so, with that `confidence`.
     """
 
     scope: tuple[str, ...]
@@ -49,6 +52,16 @@ class Entry:
     seconds: float = math.nan
     bound: str = ""
     source: str = ""
+    confidence: str = ""
+    compute_s: float = math.nan
+    memory_s: float = math.nan
+    utilisation: float = math.nan
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte through HBM; NaN where there are no bytes."""
+        moved = self.read_bytes + self.written_bytes
+        return self.flops / moved if moved else math.nan
 
     def amount(self, name: str) -> float:
         """One of AMOUNTS, of all runs."""
@@ -102,23 +115,30 @@ def _entry(
     op: Op, block: Block, times: int, parameters: float, recipe: PrecisionRecipe, chip: ChipSpec | None,
     traffic: TrafficSeconds | None,
 ) -> Entry:  # fmt: skip
-    done = {name: _number(value) for name, value in amounts(op, block, recipe).items()}
-    seconds, bound, source = _price(op, block, recipe, chip, traffic)
+    done: dict[str, Any] = {name: _number(value) for name, value in amounts(op, block, recipe).items()}
+    priced = _price(op, block, recipe, chip, traffic)
     return Entry(
         scope=scope_of(block.kind, op.name), times=times, op=op, block=block, part=part_of(op), **done,
-        parameters=parameters, seconds=seconds, bound=bound, source=source,
+        parameters=parameters, **priced,
     )  # fmt: skip
 
 
 def _price(
     op: Op, block: Block, recipe: PrecisionRecipe, chip: ChipSpec | None, traffic: TrafficSeconds | None
-) -> tuple[float, str, str]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     if op.kind is OpKind.COLLECTIVE:
-        return (math.nan, "", "") if traffic is None else (_number(traffic(op)), "link", "link")
+        return {} if traffic is None else {"seconds": _number(traffic(op)), "bound": "link", "source": "link"}
     if chip is None:
-        return math.nan, "", ""
+        return {}
     p = price(op, block, chip, recipe)
-    return _number(p.seconds), "compute" if _number(p.compute_s) >= _number(p.memory_s) else "memory", p.source
+    seconds, compute_s, memory_s = _number(p.seconds), _number(p.compute_s), _number(p.memory_s)
+    peak = chip.peak(p.work.dtype) if p.work.matrix else chip.vector_flops_per_s[p.work.dtype]
+    least = max(_number(p.work.flops) / peak, _number(p.work.nbytes) / chip.hbm_bytes_per_s)
+    return {
+        "seconds": seconds, "bound": "compute" if compute_s >= memory_s else "memory", "source": p.source,
+        "confidence": p.confidence.value, "compute_s": compute_s, "memory_s": memory_s,
+        "utilisation": least / seconds if seconds else math.nan,
+    }  # fmt: skip
 
 
 def _number(value: Array) -> float:

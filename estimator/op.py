@@ -232,6 +232,8 @@ class Op:
     detached: bool = False  # takes no gradient further: a GEMM still has that of its weight
     partial: bool = False  # its partial sums are reduced with those of a later op
     kept: bool = False  # what a collective brought is kept, so backward does not bring it again
+    streams: tuple[tuple[str, float], ...] = ()  # how often each tensor moves, where a fusion rule says so
+    back: tuple[tuple[str, float], ...] = ()  # the same of its gradient, tensors by the name that they have forward
 
     def but(self, **changes: object) -> Op:
         """A copy with some fields changed: dataclasses.replace at a tenth of its cost."""

@@ -17,6 +17,7 @@ __all__ = [
     "ContextParallel",
     "CudaGraph",
     "Fusion",
+    "OwnFusion",
     "LayoutRule",
     "Module",
     "Offload",
@@ -108,6 +109,14 @@ class Fusion(Enum):
     FUSED_SOFTMAX = "fused_softmax"
     FUSED_ROUTER = "fused_router"
     FUSED_QUANTIZE = "fused_quantize"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFusion:
+    """A kernel that a user's rule describes: its name, and the rule as text (passes/fuse/reading.py)."""
+
+    value: str
+    content: str
 
 
 class Module(Enum):
@@ -259,7 +268,7 @@ class Strategy:
     # million fp32 gradients.
     bucket_bytes: Size = 160_000_000
     expert_bucket_bytes: int | None = None  # of the experts' gradients; None: they share the buckets of the others
-    fusion: frozenset[Fusion] = DEFAULT_FUSION
+    fusion: frozenset[Fusion | OwnFusion] = DEFAULT_FUSION
     cuda_graph: CudaGraph = CudaGraph.NONE
     shared_expert_overlap: bool = False  # shared experts compute beside the dispatch and combine of the routed ones
     redundant_experts: int = 0  # copies of hot experts, over all of ep (EPLB)
@@ -275,8 +284,8 @@ class Strategy:
                 raise TypeError(f"{name} must be of {kind.__name__}, but got {value!r}; {make}(...) makes one")
         if not isinstance(self.layout, tuple | LayoutRule | None):
             raise TypeError(f"layout must be a tuple of layers per chunk or a LayoutRule, but got {self.layout!r}")
-        if not all(isinstance(item, Fusion) for item in self.fusion):
-            raise TypeError(f"fusion must hold members of Fusion, but got {self.fusion!r}")
+        if not all(isinstance(item, Fusion | OwnFusion) for item in self.fusion):
+            raise TypeError(f"fusion must hold members of Fusion or OwnFusion, but got {self.fusion!r}")
         per_chunk = self.recompute_per_chunk
         if per_chunk is not None and not (isinstance(per_chunk, tuple) and all(isinstance(n, int) for n in per_chunk)):
             raise TypeError(f"recompute_per_chunk must be None or a tuple of whole numbers, but got {per_chunk!r}")

@@ -31,6 +31,7 @@ from estimator.model import ModelSpec
 from estimator.op import Op, OpKind, Phase, Traffic
 from estimator.optimizers import gathered_bytes, state_bytes
 from estimator.passes import lower
+from estimator.passes.fuse import for_chip
 from estimator.precision import PrecisionRecipe, recipe
 from estimator.program import NO_PROGRAM, Program, program
 from estimator.segments import joined_nets, joined_prices, spread
@@ -113,6 +114,13 @@ def _one_lowered(
 
 def _row_strategy(shaping: tuple[Any, ...], sizes: Mapping[str, Size]) -> Strategy:
     return Strategy(**dict(zip(SHAPING, shaping, strict=True))).with_sizes(dict(sizes))
+
+
+def _on_chip(shaping: tuple[Any, ...], system: SystemSpec) -> tuple[Any, ...]:
+    """With the fused kernels that there are for the system's chip."""
+    place = SHAPING.index("fusion")
+    fusion = for_chip(shaping[place], system.chip.name)
+    return shaping if fusion is shaping[place] else (*shaping[:place], fusion, *shaping[place + 1 :])
 
 
 def _rows(
@@ -415,9 +423,14 @@ class TableBuilder:
         if len(rows["tp"]) == 1:
             one = tuple(float(values[0]) for values in sizes.values())
             of = self.model, self.workload.seq
-            made = [_one_row(*of, part, shaping, routing, s.precision, self.choices, one) for part in parts]
+            made = [
+                _one_row(*of, part, _on_chip(shaping, part), routing, s.precision, self.choices, one) for part in parts
+            ]
         else:
-            made = [_rows(self.graph, part, shaping, routing, self.recipe, self.choices, sizes) for part in parts]
+            made = [
+                _rows(self.graph, part, _on_chip(shaping, part), routing, self.recipe, self.choices, sizes)
+                for part in parts
+            ]
         return joined_prices(self.system, made)
 
     def nets(self, nets: dict[str, np.ndarray]) -> np.ndarray:

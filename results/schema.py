@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from estimator.strategy import (
     Offload,
     Optimizer,
     Overlap,
+    OwnFusion,
     RankOrder,
     Recompute,
     Schedule,
@@ -42,6 +43,7 @@ __all__ = [
     "Plain",
     "conform",
     "fields_named",
+    "layout_at",
     "strategy_at",
     "strategy_columns",
     "strategy_json",
@@ -259,9 +261,22 @@ def _layout_of(text: str) -> tuple[int, ...] | LayoutRule | None:
     return LayoutRule.AUTO if text == LayoutRule.AUTO.value else _split(text, "even")
 
 
-def strategy_at(row: Mapping[str, Any]) -> Strategy:
-    """The scalar strategy of one row of a front (the inverse of `strategy_columns`)."""
+def layout_at(row: Mapping[str, Any]) -> tuple[int, ...] | LayoutRule | None:
+    """The layers per chunk of one row."""
+    return _layout_of(row["layout"])
+
+
+def strategy_at(row: Mapping[str, Any], own: Iterable[OwnFusion] = ()) -> Strategy:
+    """The scalar strategy of one row of a front (the inverse of `strategy_columns`).
+
+    `own`: fusion rules that the row's space brings.
+    """
     fusion = () if row["fusion"] == "none" else row["fusion"].split("+")
+    known = {rule.value: rule for rule in (*Fusion, *own)}
+    if strange := [name for name in fusion if name not in known]:
+        raise ValueError(
+            f"fusion must name rules that are known, but has {strange[0]!r}; give fusion_rules that have it"
+        )
     sizes: dict[str, Any] = {name: int(row[name]) for name in _SIZE_NAMES}
     return Strategy(
         **sizes,
@@ -284,7 +299,7 @@ def strategy_at(row: Mapping[str, Any]) -> Strategy:
         tp_chunks=Chunks.parse(row["tp_chunks"]),
         bucket_bytes=int(row["bucket_bytes"]),
         expert_bucket_bytes=None if row["expert_bucket_bytes"] < 0 else int(row["expert_bucket_bytes"]),
-        fusion=frozenset(Fusion(name) for name in fusion),
+        fusion=frozenset(known[name] for name in fusion),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from estimator.precision import RECIPES
 from estimator.strategy import (
+    DEFAULT_FUSION,
     Chunks,
     ContextParallel,
     CudaGraph,
@@ -23,6 +24,7 @@ from estimator.strategy import (
     Offload,
     Optimizer,
     Overlap,
+    OwnFusion,
     RankOrder,
     Recompute,
     Schedule,
@@ -152,13 +154,29 @@ def _read_recompute(document: Document, key: Key, value: Plain) -> object:
     return Recompute.parse(words[0] if kinds else words)
 
 
+FUSION_EDITS = ("enable", "disable")
+
+
 def _read_fusion(document: Document, key: Key, value: Plain) -> object:
+    """A set of names, or what to add to the default set and to take from it."""
+    if isinstance(value, dict):
+        document.mapping(key, FUSION_EDITS)
+        more, less = (_fusion_names(document, (*key, word), value.get(word, [])) for word in FUSION_EDITS)
+        if more & less:
+            names = ", ".join(sorted(f.value for f in more & less))
+            raise document.error(key, f"a rule must not be both enabled and disabled, but {names} is", value)
+        return (DEFAULT_FUSION | more) - less
     if value in (None, False, "none"):
         return frozenset()
+    return _fusion_names(document, key, value)
+
+
+def _fusion_names(document: Document, key: Key, value: Plain) -> frozenset[Fusion | OwnFusion]:
     parts = value.split("+") if isinstance(value, str) else value
     if not isinstance(parts, list):
         raise document.error(key, "must be a list of names", value, "[flash_attention, fused_norm], none")
-    return frozenset(Fusion(member(document, key, part, [f.value for f in Fusion])) for part in parts)
+    known = {rule.value: rule for rule in (*Fusion, *document.fusion_rules)}
+    return frozenset(known[member(document, key, part, list(known))] for part in parts)
 
 
 def _write_fusion(value: object) -> Plain:
@@ -239,7 +257,7 @@ AXES: tuple[Axis, ...] = (
     Axis(name="context_parallel", read=_enum(ContextParallel), write=_write_enum),
     Axis(name="rank_order", read=_enum(RankOrder), write=_write_enum),
     Axis(name="precision", read=_read_precision, write=_same),
-    Axis(name="fusion", read=_read_fusion, write=_write_fusion, is_list=True, may_search=True),
+    Axis(name="fusion", read=_read_fusion, write=_write_fusion, is_list=True, is_mapping=True, may_search=True),
     Axis(name="recompute", read=_read_recompute, write=str),
     Axis(name="recompute_layers", read=_whole(0, MAX_DEGREE), write=_same),
     Axis(name="recompute_per_chunk", read=_read_per_chunk, write=_write_per_chunk, is_list=True, may_search=True),
@@ -362,7 +380,7 @@ def _is_one(axis: Axis, value: list[Plain]) -> bool:
     """Whether a list is one value: names of a fusion set, numbers of a layout."""
     if axis.name == "layout":
         return all(isinstance(item, int | float) for item in value)
-    return axis.is_list and not any(isinstance(item, list) for item in value)
+    return axis.is_list and not any(isinstance(item, list | dict) for item in value)
 
 
 def _check_modules(document: Document, axis: Axis, key: Key, value: list[Plain]) -> None:

@@ -69,12 +69,16 @@ def _open_streams() -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    from importlib.metadata import entry_points
+
     parser = _parser()
     if not words:
         parser.print_help()
         return 0
     args = parser.parse_args(words)
     command = importlib.import_module(f"search.commands.{args.module}")
+    if entry_points(group="trainspace.cost_backends"):  # of other packages; most machines have none
+        importlib.import_module("search.backends").load_backends()
     code: int = getattr(command, args.function)(args)
     return code
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from estimator.layout import even_layers
 from estimator.schedule import placement
-from estimator.strategy import Chunks, Fusion, LayoutRule, Recompute, RecomputeKind, Strategy
+from estimator.strategy import Chunks, Fusion, LayoutRule, OwnFusion, Recompute, RecomputeKind, Strategy
 from hardware.units import MB
 from search.space import Space, SpaceError
 
@@ -90,13 +90,13 @@ def _fusion(space: Space) -> Free:
     """Each fusion by itself, off or on."""
     defaults = Strategy().fusion
     return Free(
-        axis="fusion", parameters=tuple((f"fusion.{f.value}", 2) for f in Fusion),
-        start=tuple(int(f in defaults) for f in Fusion), value=_fusion_set,
+        axis="fusion", parameters=tuple((f"fusion.{f.value}", 2) for f in (*Fusion, *space.fusion_rules)),
+        start=tuple(int(f in defaults) for f in (*Fusion, *space.fusion_rules)), value=_fusion_set,
     )  # fmt: skip
 
 
-def _fusion_set(space: Space, structure: Structure, levels: Levels) -> frozenset[Fusion]:
-    return frozenset(f for f, on in zip(Fusion, levels, strict=True) if on)
+def _fusion_set(space: Space, structure: Structure, levels: Levels) -> frozenset[Fusion | OwnFusion]:
+    return frozenset(f for f, on in zip((*Fusion, *space.fusion_rules), levels, strict=True) if on)
 
 
 def _per_chunk(space: Space) -> Free:

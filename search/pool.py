@@ -304,9 +304,11 @@ def _actor_class() -> Any:
             for variable in _THREAD_VARIABLES:  # Before numba loads: one actor is one core.
                 os.environ[variable] = "1"
             sys.path[:] = paths + [path for path in sys.path if path not in paths]
+            from search.backends import load_backends
             from search.blocks import Bench, describe
 
             try:
+                load_backends()
                 self._bench = Bench(ray.cloudpickle.loads(worker_factory), ray.get(spec[0]))
             except Exception as error:  # The named boundary: the driver raises it as a PoolError.
                 return "", describe(error)

@@ -65,8 +65,8 @@ def replay_finalists(
         tell(f"replaying {number} of {len(chosen)}: {_told(finalist)}")
         path = None if traces is None else _path_of(finalist, space, traces, prefix)
         done = replay_point(
-            space.model, strategy_at(finalist.row), system_of_row(space, finalist.row), space.workload,
-            finalist=finalist, path=path, trace_bytes=trace_bytes, max_tasks=max_tasks,
+            space.model, strategy_at(finalist.row, space.fusion_rules), system_of_row(space, finalist.row),
+            space.workload, finalist=finalist, path=path, trace_bytes=trace_bytes, max_tasks=max_tasks,
         )  # fmt: skip
         if path is not None and done.row["trace"]:
             is_own = path.parent == run.path / "replays"
@@ -164,7 +164,8 @@ def _path_of(finalist: Finalist, space: Space, folder: Path, prefix: str) -> Pat
 def check_traces(space: Space, chosen: Sequence[Finalist], folder: Path, prefix: str) -> None:
     """ValueError where a trace of these would replace something else, before any time is spent."""
     for finalist in chosen:
-        system, strategy = system_of_row(space, finalist.row), strategy_at(finalist.row)
+        system = system_of_row(space, finalist.row)
+        strategy = strategy_at(finalist.row, space.fusion_rules)
         subject = subject_of(space.model, strategy, system, space.workload)
         check_free(_path_of(finalist, space, folder, prefix), subject)
 

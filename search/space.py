@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -24,12 +24,13 @@ from estimator.imbalance import Routing
 from estimator.model import ModelSpec
 from estimator.model_io import load_model, model_from_mapping
 from estimator.result import COLUMNS, column
-from estimator.strategy import Strategy
+from estimator.strategy import OwnFusion, Strategy
 from estimator.workload import Workload
 from hardware.catalog import cluster, system_from_mapping
 from hardware.system import SystemSpec
 from search.axes import OPEN, axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
 from search.expression import BAND_IS_TOLD, BAND_NAMES
+from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.layout import layers_of
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
@@ -39,6 +40,7 @@ __all__ = ["Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_spac
 
 KEYS = (
     "name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "search", "reference",
+    "fusion_rules",
 )  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes a folder's
 DIRECTIONS = {
@@ -97,6 +99,7 @@ class Space:
     constraints: tuple[Constraint, ...] = ()
     options: SearchOptions = SearchOptions()
     references: Mapping[str, Strategy] = field(default_factory=dict)
+    fusion_rules: tuple[OwnFusion, ...] = ()  # kernels beside the shipped ones
 
     @property
     def raw_size(self) -> int:
@@ -157,6 +160,8 @@ class Space:
             "search": plain(self.options),
             "reference": {name: dict(_write_point(point)) for name, point in self.references.items()},
         }
+        if self.fusion_rules:
+            content["fusion_rules"] = write_fusion_rules(self.fusion_rules)
         return yaml.dump(
             content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True
         )
@@ -204,6 +209,7 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
     for key in ("model", "system", "workload"):
         if given.get(key) is None:
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
+    document = replace(document, fusion_rules=read_fusion_rules(document, folder))
     axes, model = read_axes(document, ("strategy",)), _model(document, folder)
     references = _references(document, axes)
     _check_layouts(document, model)
@@ -217,6 +223,7 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
         constraints=_constraints(document),
         options=_options(document),
         references=references,
+        fusion_rules=document.fusion_rules,
     )
 
 

@@ -96,7 +96,9 @@ def _warm(path: Path, dimensions: Dimensions) -> tuple[list[int], dict[str, Any]
     codes = []
     for row in front.rows():
         system = systems.get(row["system"])
-        code = None if system is None else dimensions.code_of(system, strategy_of_row(row))
+        code = (
+            None if system is None else dimensions.code_of(system, strategy_of_row(row, dimensions.space.fusion_rules))
+        )
         codes.append(code)
     taken = sum(code is not None for code in codes)
     text = f"warm start from {path}: {taken} points of its front taken, {len(codes) - taken} not legal here"

@@ -18,6 +18,8 @@ from typing import Protocol, TypeAlias
 import yaml
 from yaml.reader import ReaderError
 
+from estimator.strategy import OwnFusion
+
 __all__ = ["Document", "Key", "Plain", "SpaceError", "parse_document", "parse_scalar", "read_document", "shown"]
 
 Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
@@ -77,6 +79,7 @@ class Document:
     source: str
     value: Plain
     places: Mapping[Key, str] = field(repr=False)
+    fusion_rules: tuple[OwnFusion, ...] = ()  # that it brings (search/fusion_rules.py)
 
     def get(self, key: Key) -> Plain:
         """The value at `key`; None where there is none."""

@@ -13,10 +13,11 @@ from estimator.cost.curves import FLASH_TILE, attention_flops, tile_seconds
 from estimator.cost.work import PRODUCTS, Work, work
 from estimator.graph import Block
 from estimator.op import Array, Op, OpKind, Phase, larger
-from estimator.precision import PrecisionRecipe, Role, apart
+from estimator.precision import PrecisionRecipe, Role, Tag, apart
 from hardware.chip import ChipSpec
 
-__all__ = ["BACKENDS", "Backend", "Price", "by_priority", "kernel_seconds", "piece_seconds", "price"]
+__all__ = ["BACKENDS", "Backend", "Confidence", "Price", "by_priority", "kernel_seconds", "piece_seconds", "price",
+           "register"]  # fmt: skip
 
 MEMORY_TRAFFIC = 1.3  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of shared factors to 478 published steps (docs/accuracy.md)
@@ -24,24 +25,35 @@ SCAN_EFFICIENCY = 0.5  # of a scan's small products against attention's, whose m
 # assumption: its matrices are as wide as one chunk and one head's state
 
 
+class Confidence(Tag):
+    """What an answer rests on."""
+
+    HIGH = "high"  # measured operators of this chip and format
+    MEDIUM = "medium"  # a model of the kernel, its rates assumed
+    LOW = "low"  # FLOPs and bytes over rates
+
+
 class Price(NamedTuple):
-    """Seconds of one op (`[R]` or plain), what bounds it, and who said so."""
+    """Seconds of one op (`[R]` or plain), what bounds it, who said so and how sure that is."""
 
     seconds: Array
     compute_s: Array
     memory_s: Array
     work: Work
     source: str
+    confidence: Confidence = Confidence.LOW
 
 
 class Backend(Protocol):
-    """Something that can say how long an op computes."""
+    """Something that can say how long an op computes, or takes as a whole (`whole`): memory and launch included."""
 
     name: str
     priority: int
+    confidence: Confidence
+    whole: bool
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
-        """Whether this backend has an answer."""
+        """Whether this backend has an answer. May look at all of an op but its sizes."""
 
     def compute_seconds(self, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Array:
         """Seconds of arithmetic, without memory traffic."""
@@ -55,6 +67,8 @@ class TileModel:
 
     name = "tile"
     priority = 100
+    confidence = Confidence.MEDIUM
+    whole = False
     GROUPED = 1.15  # experts' GEMMs over one GEMM of the same tiles; fit of the design study (docs/modelling.md)
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
@@ -78,6 +92,8 @@ class MeasuredAttention:
 
     name = "measured"
     priority = 30
+    confidence = Confidence.HIGH
+    whole = False
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
         """Fused attention, where the chip's share was measured."""
@@ -100,6 +116,8 @@ class Roofline:
 
     name = "roofline"
     priority = 0
+    confidence = Confidence.LOW
+    whole = False
 
     def covers(self, op: Op, chip: ChipSpec) -> bool:
         """Everything."""
@@ -128,6 +146,11 @@ def _formed(op: Op) -> float:
 BACKENDS: list[Backend] = [TileModel(), MeasuredAttention(), Roofline()]
 
 
+def register(backend: Backend) -> None:
+    """Puts a backend of a user into the chain, in the place of one of its name. Before anything is priced."""
+    BACKENDS[:] = [known for known in BACKENDS if known.name != backend.name] + [backend]
+
+
 def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
     """The order in which backends are asked."""
     return tuple(sorted(backends, key=lambda b: -b.priority))
@@ -142,7 +165,8 @@ def _mixed(narrow: Price, wide: Price, share: float) -> Price:
             (narrow.work.nbytes, wide.work.nbytes),
         )
     )  # fmt: skip
-    return Price(seconds, compute_s, memory_s, narrow.work._replace(nbytes=nbytes), narrow.source)
+    amount = narrow.work._replace(nbytes=nbytes)
+    return narrow._replace(seconds=seconds, compute_s=compute_s, memory_s=memory_s, work=amount)
 
 
 def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()) -> Price:
@@ -162,8 +186,12 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
     rate = chip.hbm_bytes_per_s * chip.hbm_efficiency
     memory, behind = moved / rate, amount.behind / rate
     seconds = larger(compute, memory - behind) + behind + (0.0 if op.rides else kernel_seconds(op, chip))
+    if backend.whole:
+        return Price(compute, compute, memory, amount, backend.name, backend.confidence)
     fitted = op.kind in PRODUCTS and backend.name == "tile" and f"gemm_efficiency.{amount.dtype.value}" in chip.measured
-    return Price(seconds, compute, memory, amount, "measured" if fitted else backend.name)
+    if fitted:
+        return Price(seconds, compute, memory, amount, "measured", Confidence.HIGH)
+    return Price(seconds, compute, memory, amount, backend.name, backend.confidence)
 
 
 def piece_seconds(

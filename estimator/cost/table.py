@@ -17,7 +17,7 @@ import numpy as np
 from estimator.cost.collective import Linear, collective, outermost_load
 from estimator.cost.host import launch_seconds
 from estimator.cost.overlap import Traffics, added_seconds, beside, cuts, pieces
-from estimator.cost.price import BACKENDS, Backend, Price, by_priority, piece_seconds, price
+from estimator.cost.price import BACKENDS, Backend, Confidence, Price, by_priority, piece_seconds, price
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
 from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
@@ -28,9 +28,11 @@ from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import CudaGraph, Optimizer, Recompute, Strategy
 from hardware.system import SystemSpec
 
-__all__ = ["CHANGED_BY", "Again", "Base", "PriceTable", "price_table"]
+__all__ = ["CHANGED_BY", "COLUMN_OF", "Again", "Base", "PriceTable", "price_table", "saved_bytes"]
 
 
+COLUMN_OF = {Confidence.HIGH: "measured", Confidence.MEDIUM: "tile", Confidence.LOW: "roofline"}
+"""Which column of seconds a price counts in; a backend of a user by what it says of itself."""
 LEAST_S = 1e-12  # keeps a ratio of seconds finite where there are none
 
 
@@ -253,7 +255,9 @@ class _Pricer:
                 cut_s = self.cut_seconds(op, block, p.seconds, cut[op.name]) if op.name in cut else p.seconds
                 if phase is Phase.FORWARD:
                     priced[op.name] = _Priced(p, cut_s, op.rides)
-            total.add_compute(op, p.seconds, p.source, p.work.flops / op.load if p.work.matrix else 0.0, cut_s)
+            total.add_compute(
+                op, p.seconds, COLUMN_OF[p.confidence], p.work.flops / op.load if p.work.matrix else 0.0, cut_s
+            )
         return total
 
     def cut_seconds(self, op: Op, block: Block, whole: Array, num: int) -> Array:
@@ -312,15 +316,8 @@ class _Pricer:
         return tensor.elements * self.recipe.nbytes(role)
 
     def saved_bytes(self, block: Block, of: Role | None = None) -> Array:
-        """Bytes kept for backward, or those `of` one role; a tensor wanted twice in one width is stored once."""
-        total: Array = 0.0
-        seen: set[tuple[str, float]] = set()
-        for (name, role), tensor in block.saved().items():
-            width = self.recipe.nbytes(role)
-            if (name, width) not in seen and of in {None, tensor.role}:
-                seen.add((name, width))
-                total = total + tensor.elements * width
-        return total
+        """Bytes kept for backward, or those `of` one role."""
+        return saved_bytes(block, self.recipe, of)
 
     def transient_bytes(self, block: Block) -> Array:
         """Widest op of the block: its inputs (whole where a GEMM needs them so) and outputs, or their gradients."""
@@ -349,6 +346,18 @@ class _Pricer:
                 if op.collective is Traffic.ALL_TO_ALL and op.group is Group.EP:
                     widest = larger(widest, 2.0 * op.payload)
         return widest * (self.strategy.ep > 1)
+
+
+def saved_bytes(block: Block, recipe: PrecisionRecipe, of: Role | None = None) -> Array:
+    """Bytes kept for backward, or those `of` one role; a tensor wanted twice in one width is stored once."""
+    total: Array = 0.0
+    seen: set[tuple[str, float]] = set()
+    for (name, role), tensor in block.saved().items():
+        width = recipe.nbytes(role)
+        if (name, width) not in seen and of in {None, tensor.role}:
+            seen.add((name, width))
+            total = total + tensor.elements * width
+    return total
 
 
 class _PhaseSeconds:

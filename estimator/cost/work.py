@@ -64,6 +64,8 @@ def work(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
             entries = batch * query * (key / 2.0 * op.visible)
             moved = moved + op.passes * entries * qk * recipe.activation.nbytes
         return Work(flops=flops, nbytes=moved, dtype=recipe.attention, matrix=True)
+    if op.streams:
+        return _told(op, block, recipe)
     elements: Array = 0.0
     nbytes: Array = 0.0
     for name in (*op.inputs, *op.outputs):
@@ -83,10 +85,26 @@ def written_bytes(op: Op, block: Block, recipe: PrecisionRecipe) -> Array:
         groups, m, _, n = amount.gemm
         return groups * m * n * (recipe.grad_bytes if op.phase is Phase.WEIGHT_GRAD else recipe.activation.nbytes)
     total: Array = 0.0
+    if op.streams:
+        outputs = {name: times for name, times in op.streams if name in op.outputs}
+        for name, times in outputs.items():
+            total = total + times * block.tensors[name].elements * recipe.widths[block.tensors[name].role]
+        return op.passes * total
     for name in op.outputs:
         if name not in op.held or op.kind in WHOLE:
             total = total + block.tensors[name].elements * recipe.widths[block.tensors[name].role]
     return op.passes * total
+
+
+def _told(op: Op, block: Block, recipe: PrecisionRecipe) -> Work:
+    """Of a kernel whose rule says how often each tensor moves."""
+    elements: Array = 0.0
+    nbytes: Array = 0.0
+    for name, times in op.streams:
+        tensor = block.tensors[name]
+        elements = elements + tensor.elements
+        nbytes = nbytes + times * tensor.elements * recipe.widths[tensor.role]
+    return Work(VECTOR_FLOPS_PER_ELEMENT * elements, op.passes * nbytes, DType.FP32, False)
 
 
 def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRecipe) -> Work:

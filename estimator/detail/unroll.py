@@ -7,7 +7,7 @@ tier. Neglected: what arrives shares no link with what is sent (full duplex); ra
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 
 from estimator.build import build
@@ -26,6 +26,7 @@ from estimator.layout import Layout, even_layers, layout_of
 from estimator.memory import RESERVED_FACTOR
 from estimator.model import ModelSpec
 from estimator.passes import lower, recompute
+from estimator.passes.fuse import for_chip
 from estimator.precision import recipe
 from estimator.result import StepResult
 from estimator.rules import Case, check, explain
@@ -120,7 +121,8 @@ class _Unroller:
     def _graphs(self) -> dict[bool, OpGraph]:
         """Blocks as they run without and with the strategy's recompute."""
         c, s = self.case, self.case.strategy
-        plain = lower(build(c.model, c.workload.seq), s, self.recipe, Routing.of(c.model, c.workload))
+        on_chip = replace(s, fusion=for_chip(s.fusion, c.system.chip.name))
+        plain = lower(build(c.model, c.workload.seq), on_chip, self.recipe, Routing.of(c.model, c.workload))
         return {False: plain, True: recompute(plain, FULL if s.recompute.kind is RecomputeKind.BLOCK else s.recompute)}
 
     def _blocks(self, chunk: int) -> tuple[BlockRun, ...]:

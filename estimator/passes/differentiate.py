@@ -90,6 +90,8 @@ def _gradients(op: Op, inside: set[str], dropped: set[str]) -> Iterator[Op]:
         yield back.but(passes=2.0)  # one GEMM for each of the two inputs
     elif op.kind is OpKind.ATTENTION:
         yield back.but(passes=2.5)  # five GEMMs against two: scores are formed again (arXiv:2307.08691, sec. 3)
+    elif op.back:
+        yield back.but(streams=op.back, back=(), passes=1.0)
     else:
         gated = op.kind is OpKind.ACTIVATION and len(op.inputs) == 2
         yield back.but(passes=op.passes * (GATED_TRAFFIC if gated else BACKWARD_TRAFFIC[op.kind]))

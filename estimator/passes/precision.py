@@ -11,33 +11,30 @@ from estimator.precision import PrecisionRecipe, Role
 __all__ = ["insert_quantization", "remake_activations"]
 
 GEMMS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
-CASTING = frozenset({OpKind.NORM, OpKind.ACTIVATION})
 
 
-def insert_quantization(graph: OpGraph, recipe: PrecisionRecipe, *, inside: bool = False) -> OpGraph:
+def insert_quantization(graph: OpGraph, recipe: PrecisionRecipe) -> OpGraph:
     """One cast per distinct input of the linear layers, where they run in fewer bytes than activations have.
 
-    Rows that already travel in the GEMM's dtype (quantised dispatch) were cast before they left. `inside`: norms and
-    activations cast their output as they write it; gradients, which attention and GEMMs make, are cast all the same.
+    Rows that already travel in the GEMM's dtype (quantised dispatch) were cast before they left. Casts inside the
+    kernel before them are a fusion rule (fused_quantize).
     """
     if recipe.gemm.nbytes >= recipe.activation.nbytes:
         return graph
-    return graph.map(lambda block: block.with_ops(tuple(_with_casts(block, recipe, inside=inside))))
+    return graph.map(lambda block: block.with_ops(tuple(_with_casts(block, recipe))))
 
 
-def _with_casts(block: Block, recipe: PrecisionRecipe, *, inside: bool) -> Iterator[Op]:
+def _with_casts(block: Block, recipe: PrecisionRecipe) -> Iterator[Op]:
     cast: set[str] = set()
-    casting = {name for op in block.ops if inside and op.kind in CASTING for name in op.outputs}
     for op in block.ops:
         if op.kind in GEMMS and op.role is Role.LINEAR_INPUT:
             x = op.inputs[0]
             already = recipe.nbytes(block.tensors[x].role) <= recipe.gemm.nbytes
             if x not in cast and not already:
                 cast.add(x)
-                rides = x in casting
                 yield Op(
                     name=f"{op.name}.quantize", kind=OpKind.QUANTIZE, component=op.component, inputs=(x,),
-                    modules=op.modules, passes=recipe.cast_passes, rides=rides, held=frozenset({x} if rides else ()),
+                    modules=op.modules, passes=recipe.cast_passes,
                 )  # fmt: skip
         yield op
 

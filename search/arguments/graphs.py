@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from search.arguments import graph_rules
 from search.arguments.parser import Commands, add_set, positive, whole
 
 __all__ = ["add"]
@@ -23,6 +24,7 @@ def add(commands: Commands) -> None:
     capture.add_argument("--allow-unknown", action="store_true", help="price unknown operations as memory-bound")
     capture.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
     group = commands.group("graph", "looks at graphs of operations: captured ones, models, configurations")
+    graph_rules.add(group)
     _add_show(group)
     _add_export(group)
     _add_diff(group)

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from estimator.band import HIGH, LOW, Band
+from estimator.cost.price import Confidence
+from estimator.cost.table import COLUMN_OF
 from estimator.imbalance import MEDIAN, Routing
 from estimator.memory import RESERVED_FACTOR
 from estimator.precision import recipe
@@ -18,8 +20,10 @@ from hardware.units import format_bytes, format_count, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
 from results.report.text import format_cell, hanging
 from results.schema import strategy_json
+from search.backends import load_backends
 from search.bands import cell_of, model_error
 from search.commands.answer import NOTHING_FEASIBLE, answer
+from search.commands.graph_subject import priced_graph
 from search.commands.ops import PricedOp, ops_table, price_ops
 from search.commands.point import Point, model_line, read_point
 from search.commands.remedies import Remedy, remedies
@@ -111,7 +115,7 @@ def _text(point: Point, result: StepResult, band: Band, found: Sequence[Remedy],
         *_memory(point, result, row),
     ]
     lines += ["", *_band_lines(point, band)]
-    shares = ", ".join(f"{row[f'price_share_{name}']:.0%} {name}" for name in SHARES)
+    shares = ", ".join(f"{share:.0%} {name}" for name, share in sources_by_name(point, row).items())
     lines += ["", f"price sources: {shares}"]
     chips = [part.chip for part in point.system.parts]
     for text in result.assumptions:
@@ -123,6 +127,26 @@ def _text(point: Point, result: StepResult, band: Band, found: Sequence[Remedy],
         if fields:
             lines += hanging(f"assumed of {whose}: ", f"{', '.join(fields)}; why: search catalog chips {chip.name}")
     return "\n".join(lines) + "\n" + ("\n" + ops_table(ops) if ops else "")
+
+
+def sources_by_name(point: Point, row: Mapping[str, Any]) -> dict[str, float]:
+    """Shares of priced seconds by who said so; backends of installed packages by their own names."""
+    shares = {name: float(row[f"price_share_{name}"]) for name in SHARES}
+    own = load_backends()
+    if not own or point.system.segments:
+        return shares
+    seconds: dict[str, dict[str, float]] = {name: {} for name in SHARES}
+    for entry in priced_graph(point)[1]:
+        if entry.confidence:
+            column = seconds[COLUMN_OF[Confidence(entry.confidence)]]
+            column[entry.source] = column.get(entry.source, 0.0) + entry.amount("seconds")
+    named = {
+        source: shares[name] * part / sum(parts.values())
+        for name, parts in seconds.items() for source, part in parts.items() if source in own and part
+    }  # fmt: skip
+    for name, parts in seconds.items():
+        shares[name] -= sum((named[source] for source in parts if source in named), 0.0)
+    return shares | named
 
 
 def _cost(point: Point, row: Mapping[str, Any]) -> list[str]:
@@ -239,6 +263,8 @@ def _data(
     point: Point, result: StepResult, band: Band, found: Sequence[Remedy], ops: list[PricedOp], *, with_ops: bool
 ) -> dict[str, Any]:
     row = point.row(result)
+    told = result.as_dict()
+    told["price_sources"] = sources_by_name(point, row)
     data: dict[str, Any] = {
         "name": point.name,
         "model": point.model.name,
@@ -247,7 +273,7 @@ def _data(
         "strategy": strategy_json(row),
         "megatron_layout": megatron_layout(row, point.model),
         "num_micro_batches": row["num_micro_batches"],
-        **result.as_dict(),
+        **told,
         **band.columns(),
         "device_memory_p90_bytes": band.device_memory_p90_bytes,
         "usable_memory_bytes": point.system.usable_hbm_bytes,

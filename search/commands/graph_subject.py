@@ -7,7 +7,7 @@ one micro-batch, split, fused and priced as an estimate prices them.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import spaces
@@ -23,6 +23,7 @@ from estimator.model_io import load_model, model_names
 from estimator.ops_file import OpsFile, is_ops_text, read_ops
 from estimator.passes import lower, recompute
 from estimator.passes.differentiate import differentiate
+from estimator.passes.fuse import for_chip
 from estimator.precision import PrecisionRecipe, recipe
 from hardware.catalog import chip
 from results.graph_export import GraphView
@@ -162,7 +163,8 @@ def priced_graph(point: Point) -> tuple[OpGraph, tuple[Entry, ...]]:
         law = "operations are listed for chips of one kind, but got a system of segments"
         raise ValueError(f"{law} ({point.system.told_chips}); name one cluster")
     r = recipe(point.strategy.precision)
-    graph = lower(build(point.model, point.workload.seq), point.strategy, r, Routing.of(point.model, point.workload))
+    strategy = replace(point.strategy, fusion=for_chip(point.strategy.fusion, point.system.chip.name))
+    graph = lower(build(point.model, point.workload.seq), strategy, r, Routing.of(point.model, point.workload))
     graph = recompute(graph, point.strategy.recompute)
     pricer = _Pricer(point.strategy, point.system, r, tuple(BACKENDS))
     return graph, inventory(graph, r, point.system.chip, pricer.traffic_seconds)

@@ -16,7 +16,11 @@ __all__ = ["PricedOp", "ops_table", "price_ops"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedOp:
-    """One op of one block on one rank, for one micro-batch. `times`: how often the model runs the block."""
+    """One op of one block on one rank, for one micro-batch. `times`: how often the model runs the block.
+
+    `hbm_bytes` are those read and written; `intensity` is FLOPs for each of them; `utilisation` and `confidence` as
+    estimator/inventory.py has them. What an op lacks is NaN.
+    """
 
     block: str
     times: int
@@ -29,6 +33,13 @@ class PricedOp:
     seconds: float
     bound: str
     source: str
+    confidence: str
+    compute_s: float
+    memory_s: float
+    read_bytes: float
+    written_bytes: float
+    intensity: float
+    utilisation: float
 
 
 def price_ops(point: Point) -> list[PricedOp]:
@@ -44,7 +55,9 @@ def _listed(entry: Entry) -> PricedOp:
     return PricedOp(
         block=entry.block.kind.value, times=entry.times, name=op.name, kind=kind, phase=op.phase.value,
         flops=entry.flops, hbm_bytes=entry.read_bytes + entry.written_bytes, link_bytes=entry.link_bytes,
-        seconds=entry.seconds, bound=entry.bound, source=entry.source,
+        seconds=entry.seconds, bound=entry.bound, source=entry.source, confidence=entry.confidence,
+        compute_s=entry.compute_s, memory_s=entry.memory_s, read_bytes=entry.read_bytes,
+        written_bytes=entry.written_bytes, intensity=entry.intensity, utilisation=entry.utilisation,
     )  # fmt: skip
 
 
@@ -61,12 +74,14 @@ def ops_table(ops: list[PricedOp]) -> str:
                 op.kind,
                 format_count(op.flops) if op.flops else "-",
                 format_bytes(op.hbm_bytes or op.link_bytes),
+                f"{op.intensity:.0f}" if op.intensity == op.intensity else "-",
                 format_seconds(op.seconds),
                 op.bound,
+                f"{op.utilisation:.0%}" if op.utilisation == op.utilisation else "-",
                 op.source,
             ]
             for op in listed
             if op.seconds
         ]
-        out += columns(["op", "kind", "FLOPs", "bytes", "seconds", "bound", "source"], cells, left=2)
+        out += columns(["op", "kind", "FLOPs", "bytes", "FLOP/B", "seconds", "bound", "used", "source"], cells, left=2)
     return "\n".join(out) + "\n"

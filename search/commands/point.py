@@ -167,7 +167,7 @@ def _narrowed(folder: RunFolder, row_id: str) -> Space:
     """The space of a run with the axes of one row: of its front, of what else it kept, or a reference by name."""
     row = read_row(folder, row_id)
     space = space_of(folder)
-    axes = {name: (value,) for name, value in axis_values(strategy_at(row)).items()}
+    axes = {name: (value,) for name, value in axis_values(strategy_at(row, space.fusion_rules)).items()}
     return replace(space, axes=axes, systems=(system_of_row(space, row),), constraints=(), references={})
 
 

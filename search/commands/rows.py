@@ -13,7 +13,7 @@ from estimator.result import BAND_COLUMNS, COLUMNS
 from estimator.strategy import LayoutRule
 from results.report import arithmetic, settings
 from results.report.text import WIDTH, columns, format_cell, hanging
-from results.schema import STRATEGY_NAMES, strategy_at, strategy_json
+from results.schema import STRATEGY_NAMES, layout_at, strategy_json
 from results.table import Table
 from search.expression import KNOWN_NAMES, TEXT_NAMES, Expression, text_code
 from search.layout import layout_string
@@ -35,7 +35,7 @@ def json_rows(table: Table, model: ModelSpec) -> list[dict[str, Any]]:
 
 def megatron_layout(row: Mapping[str, Any], model: ModelSpec) -> str | None:
     """What Megatron's --pipeline-model-parallel-layout takes for a row; None where there is no pipeline."""
-    layers, num_chunks = strategy_at(row).layout, int(row["pp"]) * int(row["vpp"])
+    layers, num_chunks = layout_at(row), int(row["pp"]) * int(row["vpp"])
     if num_chunks == 1 or isinstance(layers, LayoutRule):
         return None
     return layout_string(layers or even_layers(model.num_layers, num_chunks), model.num_mtp_layers)

@@ -128,8 +128,8 @@ def _why_run(args: argparse.Namespace, folder: RunFolder) -> int:
 
 def _point(space: Space, row: Mapping[str, Any], name: str) -> Point:
     """A row of a run as a point of its space."""
-    system = system_of_row(space, row)
-    return Point(name=name, model=space.model, system=system, workload=space.workload, strategy=strategy_at(row))
+    system, strategy = system_of_row(space, row), strategy_at(row, space.fusion_rules)
+    return Point(name=name, model=space.model, system=system, workload=space.workload, strategy=strategy)
 
 
 def _why_space(args: argparse.Namespace, space: Space) -> int:
