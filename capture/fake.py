@@ -24,7 +24,7 @@ from capture.recorder import Recorder
 from capture.records import LayerPlace, Recording
 from estimator.op import Phase
 
-__all__ = ["record"]
+__all__ = ["made_modules", "record"]
 
 BATCH = 3  # a size that no model has along another dimension; the sequence's is chosen likewise
 PRIVATE = ("layer_idx", "layer_number", "training")  # settings that differ between layers alike
@@ -63,6 +63,12 @@ def record(architecture: Architecture, phase: str, num_layers: int | None = None
             where = f"{scope or 'the model'} ({module})"
             raise ValueError(f"{where} cannot run without data, after {last}: {reason}") from error
     return recording
+
+
+def made_modules(architecture: Architecture) -> Iterator[tuple[str, type[nn.Module]]]:
+    """Paths and classes of the modules of its model, which is made without data."""
+    for name, module in _made(architecture).named_modules():
+        yield name, type(module)
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from estimator.detail.host import HostTraffic
 from estimator.detail.instances import Instances
 from estimator.detail.passes import BlockRun, PassWriter, Shares
 from estimator.detail.script import Lane
-from estimator.detail.traffic import GradientTraffic, stage_hop
+from estimator.detail.traffic import GradientTraffic, Transfer, stage_hop
 from estimator.gradients import apart_seconds
 from estimator.graph import BlockKind, OpGraph
 from estimator.imbalance import Routing
 from estimator.keep import Keep, keep_of
 from estimator.layout import Layout, even_layers, layout_of
+from estimator.list_schedule import StageWork
 from estimator.memory import RESERVED_FACTOR
 from estimator.model import ModelSpec
 from estimator.passes import lower, recompute
@@ -38,7 +39,7 @@ from estimator.tasks import Category, Device, Shield, Tasks
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 
-__all__ = ["MAX_TASKS", "TooLarge", "unroll", "unroll_estimate"]
+__all__ = ["MAX_TASKS", "TooLarge", "stage_of", "unroll", "unroll_estimate"]
 
 COARSE_ABOVE = 1_500_000  # tasks; beyond it kernels are joined: a second or two to replay
 SHORT_S = 5e-4  # joined kernels of passes that take turns, which would wait for a longer one
@@ -75,6 +76,18 @@ def unroll_estimate(
     return _Unroller(case, estimate, max_tasks or MAX_TASKS).tasks(), estimate
 
 
+def stage_of(
+    model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload, stage: int, num: int
+) -> StageWork:  # fmt: skip
+    """What one pipeline stage runs of `num` micro-batches, for a list schedule. ValueError where there is none."""
+    strategy = with_layout(model, strategy, system, workload)
+    case = Case.of(model, strategy, system, workload)
+    code = check(case)
+    if code[0]:
+        raise ValueError(explain(case, int(code[0])))
+    return _Unroller(case, evaluate(model, strategy, system, workload), MAX_TASKS).stage_work(stage, num)
+
+
 class _Unroller:
     """Writes the passes of each rank in the schedule's order, joins them, and adds what begins and ends a step."""
 
@@ -108,6 +121,24 @@ class _Unroller:
         self.chunks = [self._blocks(j) for j in range(len(self.layout.class_of))]
         self.scripts: dict[tuple[tuple[BlockRun, ...], Kind, bool], int] = {}
         self.turning: set[tuple[int, int]] = set()  # chunk and micro-batch whose backward follows its forward
+
+    def stage_work(self, stage: int, num: int) -> StageWork:
+        """The blocks of a rank's chunks in model order, their graphs and traffic."""
+        if not 0 <= stage < self.p:
+            raise ValueError(f"stage must be from 0 to {self.p - 1}, but got {stage}")
+        chunks = sorted({int(chunk) for chunk in self.layout.chunks_of[stage]})
+
+        def reduced(kind: BlockKind) -> Transfer:
+            shares, times = self.shares, 2.0 if self.keep.zero == 0 else 1.0
+            dense, expert = shares.dense[kind] * shares.grad_bytes, shares.expert[kind] * shares.grad_bytes
+            return self.traffic.transfer(dense, expert, times)
+
+        return StageWork(
+            graphs=self.graphs, blocks=tuple(run for chunk in chunks for run in self.chunks[chunk]),
+            strategy=self.case.strategy, system=self.case.system, recipe=self.recipe, num=num,
+            hop=self.hop if self.p > 1 else None, is_first=0 in chunks,
+            is_last=len(self.layout.class_of) - 1 in chunks, reduced=reduced if self.shared else None,
+        )  # fmt: skip
 
     def _keep(self) -> Keep:
         """What the strategy means: ZeRO-0 without overlap where nobody shares anything, as in `compose_rows`."""

@@ -1,10 +1,10 @@
-"""Commands of the group `graph` about passes and fusion rules: passes, fuse."""
+"""Commands of the group `graph` about passes, fusion rules and what runs beside what: passes, fuse, schedule."""
 
 from __future__ import annotations
 
 import argparse
 
-from search.arguments.parser import Commands, add_set, positive
+from search.arguments.parser import Commands, add_set, positive, whole
 
 __all__ = ["add"]
 
@@ -34,6 +34,27 @@ def add(group: Commands) -> None:
     fuse.add_argument("--only", metavar="A,B", help="these rules instead of the chosen ones")
     fuse.add_argument("--rules", metavar="FILE", action="append", default=[], help="a rule file of yours, repeatable")
     _add_subject(fuse)
+    discover = group.add(
+        "discover",
+        "graph_discover",
+        "drafts of fusion rules, from a model's source and from its graph, ranked by what they would save",
+        example="search graph discover config.json > my_kernels.yaml",
+    )
+    discover.add_argument("config", metavar="CONFIG_JSON|GRAPH", help=f"a Hugging Face config.json; or {GRAPH}")
+    discover.add_argument("--with", dest="chosen", metavar="A,B", help="rules that are there already, or none")
+    discover.add_argument("--trust-remote-code", action="store_true", help="run code that lies beside the config")
+    _add_subject(discover)
+    schedule = group.add(
+        "schedule",
+        "graph_schedule",
+        "one pipeline stage op by op as early as its data allow: what traffic can hide, and behind what",
+        example="search graph schedule llama3_70b:rule_of_thumb --micro-batches 2 --trace stage.json.gz",
+    )
+    schedule.add_argument("config", metavar="GRAPH|CONFIG", help=GRAPH)
+    schedule.add_argument("--stage", type=whole, metavar="K", help="of a configuration: the pipeline rank (default 0)")
+    schedule.add_argument("--micro-batches", type=positive, metavar="N", help="that may run side by side (default 1)")
+    schedule.add_argument("--trace", metavar="FILE", help="a trace for ui.perfetto.dev, .json or .json.gz")
+    _add_subject(schedule)
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:

@@ -73,8 +73,8 @@ def test_every_key_of_the_language_is_told(page):
 def test_its_commands_run(examples, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernels.yaml").write_text(examples["yaml"][1], encoding="utf-8")
-    for line in examples["sh"][0].splitlines():
-        words = shlex.split(line, comments=True)
+    for line in "".join(examples["sh"]).splitlines():
+        words = shlex.split(line.partition(">")[0], comments=True)
         assert words[0] == "search"
         assert main(words[1:]) == 0, line
         assert capsys.readouterr().out
