@@ -196,6 +196,13 @@ def test_kernels_without_arguments_are_named_by_themselves_in_a_group_per_stream
     assert any("one is assumed per stream" in notice for notice in trace.notices)
 
 
+def test_gloo_beside_nccl_counts_in_the_same_group(tmp_path):
+    gloo = span("gloo:barrier", "user_annotation", 600, 50, tid=9)
+    (trace,) = read_all([write(tmp_path / "a.json", [*step(), gloo])])
+    assert named(trace, Kind.COLLECTIVE) == ["all_reduce", "barrier"]
+    assert trace.sequence[trace.kind == CODE[Kind.COLLECTIVE]].tolist() == [0, 1]
+
+
 def test_sends_and_receives_that_tell_the_other_rank_are_transfers(tmp_path):
     told = {"In msg nelems": 10, "Out msg nelems": 10, "dtype": "BFloat16", "Process Group Name": "pp", "Group size": 2,
             "Process Group Ranks": [0, 1]}  # fmt: skip
@@ -317,6 +324,19 @@ def test_a_truncated_gz_of_a_real_trace_is_refused(folder, tmp_path):
     tar = (folder / "param" / "dlrm_kineto.tar.gz").read_bytes()
     (tmp_path / "a.json.tgz").write_bytes(tar[: len(tar) // 2])
     assert "cut short or damaged" in refusal(tmp_path / "a.json.tgz")
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ({"info": {"rank": "first"}}, "distributedInfo must tell rank, world and groups"),
+        ({"info": {"rank": 2, "world_size": 2}}, "rank must be below the world of 2, but is 2"),
+        ({"info": {"rank": 0, "world_size": 10**9}}, "world must be 1 to 1048576 ranks"),
+        ({"baseTimeNanoseconds": "now"}, "baseTimeNanoseconds must be nanoseconds since 1970, but is 'now'"),
+    ],
+)
+def test_headers_that_cannot_be_are_refused(tmp_path, header, told):
+    assert told in refusal(write(tmp_path / "a.json", step(), **header))
 
 
 def test_a_trace_without_operations_is_refused(tmp_path):
