@@ -96,6 +96,19 @@ def test_the_gloo_pair_has_real_starts_and_postings(folder):
     assert agreement.median_s == pytest.approx(0.55e-3, abs=0.05e-3)  # README: 0.53 ms
 
 
+def test_the_posting_of_a_gloo_collective_is_its_enqueue_and_its_start_the_threads(folder):
+    path = folder / "kineto_gloo" / "ddp2_1gbit_rank0.pt.trace.json.gz"
+    with gzip.open(path) as file:
+        held = json.load(file)
+    (trace,) = read_all([path])
+    for name, seconds in (("c10d::allreduce_", trace.posted_s), ("gloo:all_reduce", trace.start_s)):
+        told = sorted(event["ts"] for event in held["traceEvents"] if event["name"] == name)
+        ours = np.sort(seconds[trace.kind == CODE[Kind.COLLECTIVE]])
+        np.testing.assert_allclose(
+            (np.array(told) - told[0]) * 1e-6, ours - ours[0], rtol=0, atol=2e-9
+        )  # ns in a float
+
+
 def test_the_sampled_pair_is_refused_with_its_figure(folder):
     traces = read_all(sorted((folder / "hta").glob("sampled_rank-*.json.gz")))
     assert [count(trace, Kind.COLLECTIVE) for trace in traces] == [10, 10]
