@@ -27,6 +27,7 @@ __all__ = [
     "moving_bytes",
     "owed_bytes",
     "second_set",
+    "served_items",
     "static_bytes",
 ]
 
@@ -232,3 +233,14 @@ def logits_bytes(rank, classes, in_flight, counts, again):
         for k in range(counts.shape[1]):
             total += in_flight[rank, slot] * counts[classes[rank, slot], k] * again[0, k, A_LOGITS]
     return total
+
+
+def served_items(*, weights: float, cache: float, activations: float, exchange: float) -> dict[str, float]:
+    """Line items of a rank that answers: nothing is kept for a backward pass, the cache grows instead.
+
+    `activations`: of the widest moment of a pass, with what it hands on; `exchange`: buffers of expert traffic.
+    """
+    return {
+        "weights": weights, "kv_cache": cache, "activations": activations, "exchange_buffers": exchange,
+        "workspace": float(WORKSPACE_BYTES),
+    }  # fmt: skip

@@ -30,6 +30,7 @@ class Role(Tag):
     FULL = "full"  # fp32 whatever the recipe: router scores, log-sum-exp, loss
     INDEX = "index"  # 32-bit row maps
     MASK = "mask"  # what dropout let through, a byte an element
+    CACHE = "cache"  # keys and values of earlier tokens, of a model that answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class PrecisionRecipe:
     the activation function's output is formed again from its kept inputs when the weight gradient needs it.
     `linear_input_bytes` stands where scales or a mixture make it other than `linear_input` has. A share `sensitive` of
     the linear layers multiplies in the attention's dtype: a mean over layers, whichever of them these are.
-    `cast_passes`: how often a cast reads its tensor.
+    `cast_passes`: how often a cast reads its tensor. `stored_weight_bytes`: of a linear weight that lies in another
+    format than products have, as kernels read it; 0: the product's. `cache_bytes`: of an element of the cache.
     """
 
     name: str
@@ -64,6 +66,8 @@ class PrecisionRecipe:
     linear_input_bytes: float = 0.0  # 0: those of the dtype
     sensitive: float = 0.0
     cast_passes: float = 1.0
+    stored_weight_bytes: float = 0.0
+    cache_bytes: float = 2.0
     widths: dict[Role, float] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +78,8 @@ class PrecisionRecipe:
         widths = {role: dtype.nbytes for role, dtype in dtypes.items()}
         widths |= {Role.ATTENTION_OUTPUT: self.attention_output_bytes}
         widths |= {Role.LINEAR_INPUT: self.linear_input_bytes} if self.linear_input_bytes else {}
-        kept = {Role.FULL: 4.0, Role.INDEX: 4.0, Role.MASK: 1.0, Role.LOGITS: self.activation.nbytes}
+        kept = {Role.FULL: 4.0, Role.INDEX: 4.0, Role.MASK: 1.0, Role.LOGITS: self.activation.nbytes,
+                Role.CACHE: self.cache_bytes}  # fmt: skip
         object.__setattr__(self, "widths", widths | kept)
 
     @property

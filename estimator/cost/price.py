@@ -16,8 +16,8 @@ from estimator.op import Array, Op, OpKind, Phase, larger
 from estimator.precision import PrecisionRecipe, Role, Tag, apart
 from hardware.chip import ChipSpec
 
-__all__ = ["BACKENDS", "Backend", "Confidence", "Price", "by_priority", "kernel_seconds", "piece_seconds", "price",
-           "register"]  # fmt: skip
+__all__ = ["BACKENDS", "Backend", "Confidence", "Price", "TileModel", "by_priority", "kernel_seconds", "piece_seconds",
+           "price", "register"]  # fmt: skip
 
 MEMORY_TRAFFIC = 1.3  # bytes that streaming kernels move over the tensors they touch once: statistics, casts and
 # transposes, gradients of small weights; fit of shared factors to 478 published steps (docs/accuracy.md)

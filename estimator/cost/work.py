@@ -117,6 +117,8 @@ def _gemm(op: Op, shape: tuple[Array, Array, Array, Array], recipe: PrecisionRec
     groups, m, k, n = shape
     dtype = recipe.gemm if op.role is Role.LINEAR_INPUT else recipe.attention
     operands, result = groups * ((m * k + k * n) * dtype.nbytes), groups * m * n
+    if recipe.stored_weight_bytes and op.role is Role.LINEAR_INPUT:  # made wider on its way to the engine
+        operands = groups * (m * k * dtype.nbytes + k * n * recipe.stored_weight_bytes)
     if op.phase is Phase.WEIGHT_GRAD:
         summed = result * (2.0 * recipe.grad_bytes)
         return Work(2.0 * groups * m * k * n, operands + summed, dtype, True, shape, summed)

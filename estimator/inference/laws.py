@@ -1,0 +1,73 @@
+"""Which deployments can answer which requests on a system: law, offence and remedy. Knows nothing of what they cost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimator.captured import CapturedModel
+from estimator.inference.deployment import Deployment
+from estimator.inference.workload import Requests, ServingPhase
+from estimator.model import ModelSpec
+from estimator.rules import RULES, Case, explain
+from estimator.strategy import CudaGraph
+from estimator.workload import Workload
+from hardware.system import SystemSpec
+
+__all__ = ["check_deployment", "replicas"]
+
+SHARED = ("sizes", "world", "heads", "kv_heads", "mixer_groups", "ffn", "experts", "expert_world", "layers")
+"""Rules of training that hold here too: how dims split, and how degrees multiply to the chips."""
+
+
+def replicas(deployment: Deployment, system: SystemSpec) -> int:
+    """Data-parallel degree: what tp and pp leave of the chips."""
+    return max(system.num_chips // (deployment.tp * deployment.pp), 1)
+
+
+def check_deployment(model: ModelSpec, deployment: Deployment, system: SystemSpec, requests: Requests) -> None:
+    """ValueError with the first law that is broken."""
+    if system.segments:
+        law = f"a model answers from chips of one kind, but {system.name} has {system.told_chips}"
+        raise ValueError(f"segments: {law}; name one cluster")
+    if model.compressed is not None:
+        raise ValueError(
+            f"compressed: {model.name} compresses its keys, which has no cache here yet; use another model"
+        )
+    _check_phase(model, requests)
+    _check_formats(deployment, system)
+    _check_degrees(model, deployment, system)
+    dp = replicas(deployment, system)
+    if requests.batch % dp:
+        raise ValueError(
+            f"batch: batch ({requests.batch}) must be divisible by dp ({dp}), which is num_chips / (tp * pp); "
+            f"try a multiple of {dp}, or degrees that leave another dp"
+        )
+    if deployment.overlap_ep and deployment.ep > 1 and requests.batch // dp < 2:
+        raise ValueError(f"overlap_ep: two halves of a batch need 2 sequences on each of {dp} replicas, but batch is "
+                         f"{requests.batch}; try {2 * dp}, or overlap_ep: false")  # fmt: skip
+
+
+def _check_phase(model: ModelSpec, requests: Requests) -> None:
+    is_decode = isinstance(model, CapturedModel) and model.captured.phase == "decode"
+    if is_decode and requests.phase is not ServingPhase.DECODE:
+        law = f"{model.name} is a graph of decode, which has no prompt"
+        raise ValueError(f"phase: {law}; use one that was captured with --phase prefill")
+
+
+def _check_formats(deployment: Deployment, system: SystemSpec) -> None:
+    recipe, chip = deployment.formats.recipe, system.chip
+    for dtype in dict.fromkeys((recipe.gemm, recipe.attention)):
+        if not chip.offers(dtype):
+            offered = ", ".join(d.value for d in chip.matrix_flops_per_s)
+            raise ValueError(
+                f"engine: activations ({deployment.formats.activations}) need a matrix engine for {dtype.value}, but "
+                f"{chip.name} has {offered}; choose other activations (weights may be narrower) or another chip"
+            )
+
+
+def _check_degrees(model: ModelSpec, deployment: Deployment, system: SystemSpec) -> None:
+    strategy = deployment.strategy(sequences=1, has_experts=model.moe is not None, graphs=CudaGraph.NONE)
+    case = Case.of(model, strategy, system, Workload(seq=1, global_batch=replicas(deployment, system)))
+    for number, rule in enumerate(RULES):
+        if rule.name in SHARED and not np.all(rule.ok(case)):
+            raise ValueError(explain(case, number + 1))
