@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.inference.result import SERVED_COLUMNS
 from estimator.result import BAND_COLUMNS, COLUMNS
 from estimator.strategy import (
     Chunks,
@@ -37,6 +38,7 @@ __all__ = [
     "REPLAY_CRITICAL",
     "REPLAY_EXPOSED",
     "REPLAY_FIELDS",
+    "SERVED_FIELDS",
     "SCHEMA_VERSION",
     "STRATEGY_NAMES",
     "Field",
@@ -149,6 +151,32 @@ REJECTION_FIELDS: tuple[Field, ...] = (
     _field(Plain.INT64, "count", "candidates that it rejected", "1"),
     _field(Plain.STRING, "example", "one of them, with the law it breaks", default=""),
 )
+
+SERVED_FIELDS: tuple[Field, ...] = (
+    _field(Plain.INT64, "id", "canonical index of the candidate; -1 for reference points", "1"),
+    _field(Plain.STRING, "name", "name of a reference point, else empty", default=""),
+    _field(Plain.STRING, "system", "cluster"),
+    _field(Plain.STRING, "phase", "prefill or decode"),
+    _field(Plain.INT64, "batch", "sequences at once over all replicas", "1"),
+    _field(Plain.INT64, "context", "tokens of a prompt, or in the cache when decoding begins", "1"),
+    _field(Plain.INT64, "output", "tokens that are decoded behind them", "1"),
+    _field(Plain.INT64, "tp", "tensor parallel degree", "1"),
+    _field(Plain.INT64, "pp", "pipeline stages", "1"),
+    _field(Plain.INT64, "ep", "expert parallel degree", "1"),
+    _field(Plain.INT64, "etp", "tensor parallel degree of experts", "1"),
+    _field(Plain.INT64, "dp", "replicas of attention: chips / (tp * pp)", "1"),
+    _field(Plain.STRING, "weights", "format of linear layers' weights"),
+    _field(Plain.STRING, "activations", "format of what products read"),
+    _field(Plain.STRING, "kv_cache", "format of the cache"),
+    _field(Plain.STRING, "cuda_graph", "launches that are captured once"),
+    _field(Plain.STRING, "fusion", "fused kernels joined by +, or 'none'"),
+    _field(Plain.BOOL, "overlap_ep", "two halves of a batch take turns"),
+    _field(Plain.BOOL, "absorb", "decode multiplies queries into latents"),
+    _field(Plain.BOOL, "feasible", "passes every law and the memory gate", default=True),
+    _field(Plain.STRING, "reason", "why it is not feasible, else empty", default=""),
+    *(_field(Plain.FLOAT64, c.name, c.description, c.unit, default=_NAN) for c in SERVED_COLUMNS),
+)
+"""Rows of a model that answers."""
 
 REPLAY_CRITICAL = (*(category.value for category in Category), CONTENTION, IDLE)
 REPLAY_EXPOSED = tuple(c.value for c in Category if c in {

@@ -19,7 +19,15 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from results.files import append_line, as_user_error, dump_json, read_lines, write_bytes
-from results.schema import FRONT_FIELDS, REJECTION_FIELDS, REPLAY_FIELDS, SCHEMA_VERSION, Field, conform
+from results.schema import (
+    FRONT_FIELDS,
+    REJECTION_FIELDS,
+    REPLAY_FIELDS,
+    SCHEMA_VERSION,
+    SERVED_FIELDS,
+    Field,
+    conform,
+)
 from results.table import Table
 
 __all__ = ["REPORT", "STATES", "RunFolder", "claimable", "folder_name", "fresh_folder", "is_run", "list_runs"]
@@ -105,6 +113,16 @@ class RunFolder:
         return "interrupted" if state == "running" and not self._is_held() else state
 
     @property
+    def answers(self) -> bool:
+        """Whether its rows are of a model that answers, not of one that trains."""
+        return bool(self._manifest.get("answers", False))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Columns of its front, reference and trials."""
+        return SERVED_FIELDS if self.answers else FRONT_FIELDS
+
+    @property
     def space_yaml(self) -> str:
         """The resolved space."""
         file = self.path / "space.yaml"
@@ -165,22 +183,22 @@ class RunFolder:
         self._manifest = json.loads(text)
 
     def write_front(self, table: Columns) -> None:
-        """Writes `front.parquet`; columns as in schema.FRONT_FIELDS."""
-        self._write("front.parquet", table, FRONT_FIELDS)
+        """Writes `front.parquet`; columns as in `fields`."""
+        self._write("front.parquet", table, self.fields)
 
     def read_front(self) -> Table:
         """The front; ValueError when there is none yet or its file is damaged."""
-        return self._read("front.parquet", FRONT_FIELDS)
+        return self._read("front.parquet", self.fields)
 
     def write_reference(self, table: Columns) -> None:
         """Writes `reference.parquet`: the points that the space names."""
-        self._write("reference.parquet", table, FRONT_FIELDS)
+        self._write("reference.parquet", table, self.fields)
 
     def read_reference(self) -> Table:
         """The reference points; no rows when the space names none."""
         if not (self.path / "reference.parquet").exists():
-            return _empty(FRONT_FIELDS)
-        return self._read("reference.parquet", FRONT_FIELDS)
+            return _empty(self.fields)
+        return self._read("reference.parquet", self.fields)
 
     def write_rejections(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes `rejections.parquet`: one row {rule, count, example} per rule."""
@@ -193,14 +211,14 @@ class RunFolder:
 
     def write_trials(self, part: int, table: Columns) -> None:
         """Writes one part of `trials/`; a part that is written again (a resumed block) replaces itself."""
-        self._write(f"trials/part-{part:06d}.parquet", table, FRONT_FIELDS)
+        self._write(f"trials/part-{part:06d}.parquet", table, self.fields)
 
     def read_trials(self) -> Table:
         """Every part in order, as one table; no rows when the run kept none."""
         import numpy as np
 
         files = sorted((self.path / "trials").glob("part-*.parquet"))
-        parts = [self._read(f"trials/{file.name}", FRONT_FIELDS) for file in files] or [_empty(FRONT_FIELDS)]
+        parts = [self._read(f"trials/{file.name}", self.fields) for file in files] or [_empty(self.fields)]
         return Table(columns={name: np.concatenate([part[name] for part in parts]) for name in parts[0].names})
 
     def write_replays(self, table: Columns) -> None:
@@ -228,7 +246,7 @@ class RunFolder:
         """Whether every table that a finished run has can be read."""
         try:
             for file in ("front.parquet", "reference.parquet"):
-                self._read(file, FRONT_FIELDS)
+                self._read(file, self.fields)
             self.read_rejections()
             self.read_trials()
             self.read_replays()

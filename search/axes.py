@@ -33,7 +33,8 @@ from estimator.strategy import (
 from search.layout import layers_of
 from search.yaml_lines import Document, Key, Plain
 
-__all__ = ["AXES", "OPEN", "Axis", "axis_values", "read_axes", "read_strategy", "strategy_of", "whole", "write_axes"]
+__all__ = ["AXES", "OPEN", "Axis", "axis_values", "member", "read_axes", "read_axis", "read_strategy", "strategy_of",
+           "whole", "write_axes"]  # fmt: skip
 
 MAX_VALUES = 100_000  # of one axis
 MAX_DEGREE = 10**6
@@ -309,7 +310,7 @@ def read_axes(document: Document, key: Key) -> dict[str, tuple[object, ...]]:
     """All axes of the mapping at `key`: one value where it is silent (Strategy's default)."""
     defaults = axis_values(Strategy())
     given = dict(_given(document, key))
-    return {a.name: _axis(document, a, *given[a.name]) if a.name in given else (defaults[a.name],) for a in AXES}
+    return {a.name: read_axis(document, a, *given[a.name]) if a.name in given else (defaults[a.name],) for a in AXES}
 
 
 def read_strategy(document: Document, key: Key, base: Mapping[str, object]) -> Strategy:
@@ -349,7 +350,7 @@ def _given(document: Document, key: Key) -> Iterator[tuple[str, tuple[Key, Plain
             yield f"{name}_{part}", ((*at, part), item)
 
 
-def _axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[object, ...]:
+def read_axis(document: Document, axis: Axis, key: Key, value: Plain) -> tuple[object, ...]:
     """The values of one axis, each once, in the order given; OPEN alone where a sampler is to find them."""
     if axis.may_search and value == OPEN.value:
         return (OPEN,)

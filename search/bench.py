@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from estimator.inference.passes import priced_pass
+from estimator.inference.step import infer
 from estimator.schedule import Kind, order
 from estimator.step import evaluate
 from estimator.strategy import Schedule
 from estimator.tasks import Device, Stream, Tasks
 from results.pareto import non_dominated
 from search.pool import usable_cpus
+from search.served import load_served
 from search.space import Sampler, Space, load_space
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ __all__ = ["CASES", "Case", "machine", "selected"]
 
 SPACES = ("deepseek_v3", "llama3_405b", "gpt3_175b", "qwen3_235b", "llama3_70b")
 MAIN = SPACES[0]
+ANSWERING = "llama3_70b_decode"
 WIDE = "deepseek_v3_wide"
 """Every dimension open: candidates priced without pruning are those of structures drawn at random."""
 SWEPT = (WIDE, "llama3_70b_wide", "capacity_deepseek_v3")
@@ -126,6 +130,19 @@ def _front_points_per_s() -> float:
     ids = np.arange(NUM_POINTS)
     non_dominated(points[:1000], ids[:1000])
     return NUM_POINTS / _seconds(lambda: non_dominated(points, ids))
+
+
+def _infer_s() -> float:
+    """One deployment of a shipped space, priced anew: nothing that was priced before is used."""
+    space = load_served(ANSWERING)
+    point = space.named(next(iter(space.references)))
+
+    def work() -> None:
+        priced_pass.cache_clear()
+        infer(space.model, point.deployment, point.system, space.requests(point.batch))
+
+    work()
+    return median(_seconds(work) for _ in range(NUM_CALLS))
 
 
 def _help_s() -> float:
@@ -288,14 +305,6 @@ def _captured(what: str) -> float:
     return measure()
 
 
-def _traced(what: str) -> float:
-    """A case of search/bench_traces.py, which needs the readers of traces."""
-    from search import bench_traces
-
-    measure: Callable[[], float] = getattr(bench_traces, what)
-    return measure()
-
-
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -310,6 +319,7 @@ def _cases() -> Iterator[Case]:
         peak = partial(_peak_rss_bytes, name)
         yield Case(name=f"peak_rss_bytes.sweep_{name}", unit="B", better="lower", measure=peak)
     yield Case(name="evaluate_s", unit="s", better="lower", measure=_evaluate_s)
+    yield Case(name="infer_s", unit="s", better="lower", measure=_infer_s)
     yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
     yield Case(name="replay_events_per_s", unit="1/s", better="higher", measure=_replay_events_per_s)
     yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
@@ -324,9 +334,6 @@ def _cases() -> Iterator[Case]:
     yield Case(name=f"peak_rss_bytes.capture_{MAIN}", unit="B", better="lower", measure=peak)
     ratio = partial(_captured, "sweep_captured_over_spec")
     yield Case(name="sweep_captured_over_spec", unit="1", better="higher", measure=ratio)
-    yield Case(name="import_100mb_s", unit="s", better="lower", measure=partial(_traced, "import_100mb_s"))
-    peak = partial(_traced, "peak_rss_bytes")
-    yield Case(name="peak_rss_bytes.import_100mb", unit="B", better="lower", measure=peak)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
 
 

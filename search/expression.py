@@ -16,9 +16,10 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.inference.formats import ACTIVATIONS, CACHES, WEIGHTS
 from estimator.precision import RECIPES
 from estimator.result import BAND_COLUMNS, COLUMNS
-from estimator.strategy import ContextParallel, Fusion, Optimizer, Recompute, Schedule, Strategy
+from estimator.strategy import ContextParallel, CudaGraph, Fusion, Optimizer, Recompute, Schedule, Strategy
 from search.program import Array, Opcode, Step, Value, arity, run_columns, text_code
 from search.yaml_lines import SpaceError, shown
 
@@ -30,6 +31,7 @@ __all__ = [
     "COMPARISONS",
     "Expression",
     "Opcode",
+    "SERVED_TEXTS",
     "STRATEGY_NUMBERS",
     "strategy_values",
     "text_code",
@@ -61,6 +63,14 @@ TEXT_NAMES: dict[str, frozenset[str] | None] = {
     "fusion": None,
 }
 """Names that hold text, with what they can hold (None: open). Expressions compare them with == and != and `in`."""
+SERVED_TEXTS: dict[str, frozenset[str] | None] = {
+    "weights": frozenset(WEIGHTS),
+    "activations": frozenset(ACTIVATIONS),
+    "kv_cache": frozenset(CACHES),
+    "cuda_graph": frozenset(scope.value for scope in CudaGraph),
+}
+"""The same of a model that answers."""
+_TEXTS = TEXT_NAMES | SERVED_TEXTS
 
 KNOWN_NAMES: tuple[str, ...] = (*(c.name for c in COLUMNS), *STRATEGY_NUMBERS, *TEXT_NAMES)
 """Every name of an expression: columns of a result, sizes of a strategy, and texts."""
@@ -200,7 +210,7 @@ class _Compiler:
 
     def number(self, node: ast.Constant) -> float:
         if isinstance(node.value, str):
-            names = ", ".join(TEXT_NAMES)
+            names = ", ".join(_TEXTS)
             raise self.fail(node, "a text must be compared with a name by ==, != or in", f"one of the names {names}")
         if not isinstance(node.value, int | float):
             raise self.fail(node, "a constant must be a number")
@@ -219,13 +229,13 @@ class _Compiler:
             near = get_close_matches(node.id, list(self.names), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise self.fail(node, f"a name must be known{hint}", "" if near else ", ".join(self.names))
-        if node.id in TEXT_NAMES and not text:
+        if node.id in _TEXTS and not text:
             raise self.fail(node, "a text must be compared by ==, != or in", f"{node.id} == {self.example(node.id)!r}")
         return node.id
 
     @staticmethod
     def example(name: str) -> str:
-        known = TEXT_NAMES[name]
+        known = _TEXTS[name]
         return sorted(known)[0] if known else {"recompute": "full"}.get(name, "flash_attention")
 
     def exponent(self, node: ast.expr) -> float:
@@ -273,7 +283,7 @@ class _Compiler:
             return
         if type(op) not in _COMPARISONS:
             raise self.fail(left, "a comparison must be one of < <= > >= == != in", "==")
-        texts = [side for side in (left, right) if isinstance(side, ast.Name) and side.id in TEXT_NAMES]
+        texts = [side for side in (left, right) if isinstance(side, ast.Name) and side.id in _TEXTS]
         if texts and texts[0].id in self.names:
             other = right if texts[0] is left else left
             if not isinstance(op, ast.Eq | ast.NotEq):
@@ -306,7 +316,7 @@ class _Compiler:
 
 def _canonical(name: str, text: str) -> str:
     """A text as a strategy writes it; ValueError where `name` cannot hold it."""
-    known = TEXT_NAMES[name]
+    known = _TEXTS[name]
     if name == "recompute":
         return str(Recompute.parse(text))
     if name == "fusion":

@@ -34,7 +34,8 @@ from search.sweep import Plan, SweepWorker, Swept, best_of, fingerprint, is_comp
 from search.trials import check_kept, closest_to_feasible, just_missed, trial_parts
 from search.watching import FIRST_RUN, Interrupted, LaunchOptions, NothingFeasible, Progress, Update
 
-__all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "begin", "launch", "resume"]
+__all__ = ["Interrupted", "LaunchOptions", "NothingFeasible", "Progress", "Update", "begin", "ending_as_it_ends",
+           "launch", "resume", "versions"]  # fmt: skip
 
 REPLAYED_TASKS = 8_000_000  # of each finalist: about ten seconds; `search replay` takes half as many again
 TRACE_BYTES = 25_000_000  # of each finalist: half a second to write; `search replay` writes four times as much
@@ -51,7 +52,7 @@ def begin(space: Space, options: LaunchOptions) -> RunFolder:
     """The folder of a run that has not started: `resume` carries it out."""
     space, told = folded(space)
     seed = space.options.seed if options.seed is None else options.seed
-    manifest = {"seed": seed, "versions": _versions(), "notices": list(told)}
+    manifest = {"seed": seed, "versions": versions(), "notices": list(told)}
     return RunFolder.create(options.out, space.name, space.resolved_yaml(), manifest)
 
 
@@ -69,7 +70,7 @@ def resume(path: Path, options: LaunchOptions, progress: Progress) -> RunFolder:
 
 
 def _carry_out(run: RunFolder, space: Space, options: LaunchOptions, progress: Progress) -> RunFolder:
-    with _ending_as_it_ends(run):
+    with ending_as_it_ends(run):
         start = time.perf_counter()
         progress.phase(f"enumerating legal structures and pricing distinct rows{'' if is_compiled() else FIRST_RUN}")
         check_searchable(space)
@@ -131,7 +132,7 @@ def _why_exhaustive(plan: Plan) -> str:
 
 
 @contextmanager
-def _ending_as_it_ends(run: RunFolder) -> Iterator[None]:
+def ending_as_it_ends(run: RunFolder) -> Iterator[None]:
     """Leaves the state of the run true whatever happens."""
     try:
         yield
@@ -329,7 +330,8 @@ def final_front(plan: Plan, found: Swept) -> tuple[np.ndarray, dict[str, np.ndar
     return ids[keep], {name: column[keep] for name, column in columns.items()}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of this package and those that a front may depend on."""
     out = {"python": platform.python_version()}
     for name in ("trainspace", "numpy", "numba", "optuna", "ray", "pyarrow"):
         try:

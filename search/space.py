@@ -36,7 +36,9 @@ from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, parse_scalar, read_document
 
-__all__ = ["Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "parse_space", "shipped_spaces"]
+__all__ = ["ANSWERS", "Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "overridden",
+           "parse_space", "read_model", "read_name", "read_space", "read_systems", "refuse_requests", "shipped_spaces",
+           "yaml_text"]  # fmt: skip
 
 KEYS = (
     "name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "search", "reference",
@@ -50,6 +52,10 @@ DIRECTIONS = {
 MAX_SYSTEMS = 1_000
 MAX_CHIPS = 10**7
 MAX_TOKENS = 10**9  # of a sequence, and sequences of a batch
+
+
+ANSWERS = re.compile(r"^workload:.*\bphase\b|^workload:\s*(#.*)?\n(\s+.*\n)*?\s+phase\b", re.MULTILINE)
+"""What tells a shipped space of a model that answers (search/served.py) from one of training."""
 
 
 class Sampler(Enum):
@@ -162,35 +168,45 @@ class Space:
         }
         if self.fusion_rules:
             content["fusion_rules"] = write_fusion_rules(self.fusion_rules)
-        return yaml.dump(
-            content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True
-        )
+        return yaml_text(content)
 
 
-def shipped_spaces() -> list[str]:
-    """Names that `load_space` takes without a path."""
-    return sorted(path.stem for path in spaces.SPACES.glob("*.yaml"))
+def yaml_text(content: dict[str, Plain]) -> str:
+    """A resolved space as a file that reads back to an equal one."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
+def shipped_spaces(*, answers: bool = False) -> list[str]:
+    """Names that `load_space` takes without a path; or those of models that answer."""
+    files = spaces.SPACES.glob("*.yaml")
+    return sorted(p.stem for p in files if bool(ANSWERS.search(p.read_text(encoding="utf-8"))) is answers)
 
 
 def load_space(path: str | Path, overrides: Sequence[str] = ()) -> Space:
     """The space in a file, or the shipped one of that name, with `KEY=VALUE` overrides (dotted keys, YAML values)."""
+    return _space(*read_space(path, overrides))
+
+
+def read_space(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Document, Path, str]:
+    """The document that `path` means, with overrides; where its relative paths start, and its name."""
     file = Path(path)
     if not file.exists() and str(path) == file.name and not file.suffix:
-        names = shipped_spaces()
+        names = sorted([*shipped_spaces(), *shipped_spaces(answers=True)])
         if str(path) not in names:
             near = get_close_matches(str(path), names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise SpaceError(f"{path}: no such file or shipped space{hint}; accepted a path, {', '.join(names)}")
         file = spaces.SPACES / f"{path}.yaml"
-    return _space(_overridden(read_document(file), overrides), file.parent, file.stem)
+    return overridden(read_document(file), overrides), file.parent, file.stem
 
 
 def parse_space(text: str, source: str = "space", folder: Path = Path(), overrides: Sequence[str] = ()) -> Space:
     """The space in a text; `folder` is where its relative paths start."""
-    return _space(_overridden(parse_document(text, source), overrides), folder, Path(source).stem)
+    return _space(overridden(parse_document(text, source), overrides), folder, Path(source).stem)
 
 
-def _overridden(document: Document, overrides: Sequence[str]) -> Document:
+def overridden(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with `KEY=VALUE` texts put in."""
     if not isinstance(document.value, dict):
         accepted = ", ".join(KEYS)
         raise document.error((), "a space must be a mapping", document.value, f"a mapping with the keys {accepted}")
@@ -204,19 +220,28 @@ def _overridden(document: Document, overrides: Sequence[str]) -> Document:
     return document
 
 
+def refuse_requests(document: Document) -> None:
+    """SpaceError where a space asks how a model answers, not how it trains."""
+    workload = document.get(("workload",))
+    if isinstance(workload, dict) and "phase" in workload:
+        rule = "a model that answers is priced by search infer, and searched by search launch"
+        raise document.error(("workload", "phase"), rule, workload["phase"], "seq and global_batch, which train")
+
+
 def _space(document: Document, folder: Path, stem: str) -> Space:
+    refuse_requests(document)
     given = document.mapping((), KEYS)
     for key in ("model", "system", "workload"):
         if given.get(key) is None:
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
     document = replace(document, fusion_rules=read_fusion_rules(document, folder))
-    axes, model = read_axes(document, ("strategy",)), _model(document, folder)
+    axes, model = read_axes(document, ("strategy",)), read_model(document, folder)
     references = _references(document, axes)
     _check_layouts(document, model)
     return Space(
-        name=_name(document, stem),
+        name=read_name(document, stem),
         model=model,
-        systems=_systems(document, folder),
+        systems=read_systems(document, folder),
         workload=_workload(document, model),
         axes=axes,
         objectives=_objectives(document),
@@ -227,19 +252,23 @@ def _space(document: Document, folder: Path, stem: str) -> Space:
     )
 
 
-def _name(document: Document, stem: str) -> str:
+def read_name(document: Document, stem: str) -> str:
+    """Of the run: the file's name where it says none."""
     value = document.mapping(()).get("name", stem)
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise document.error(("name",), "must be letters, digits, '.', '_' and '-'", value, "a name such as llama3_70b")
     return value
 
 
-def _model(document: Document, folder: Path) -> ModelSpec:
-    """Built from a description, or captured; a run's own space holds the text of a captured graph."""
+def read_model(document: Document, folder: Path, phases: Sequence[str] = ("train",)) -> ModelSpec:
+    """Built from a description, or captured (in the first of `phases`); a run's own space holds the text of its graph.
+
+    A graph that was captured before must be of one of `phases`.
+    """
     key: Key = ("model",)
     value = document.get(key)
     if _is_captured(document):
-        return _captured(document, folder)
+        return _captured(document, folder, phases[0])
     try:
         if isinstance(value, dict) and set(value) == {"graph"}:
             return read_graph("model.graph", str(value["graph"]))
@@ -249,9 +278,9 @@ def _model(document: Document, folder: Path) -> ModelSpec:
             beside = folder / value
             known = os.path.exists(spaces.MODELS / f"{value}.yaml")  # Path.exists raises on a name too long
             model = load_model(str(beside) if os.path.exists(beside) and not known else value, [spaces.MODELS])
-            if isinstance(model, CapturedModel) and model.captured.phase != "train":
+            if isinstance(model, CapturedModel) and model.captured.phase not in phases:
                 law = f"is a graph of phase {model.captured.phase}"
-                raise document.error(key, law, value, "one that was captured with --phase train")
+                raise document.error(key, law, value, f"one that was captured with --phase {phases[0]}")
             return model
     except SpaceError:
         raise
@@ -267,7 +296,7 @@ def _is_captured(document: Document) -> bool:
     return value is True
 
 
-def _captured(document: Document, folder: Path) -> CapturedModel:
+def _captured(document: Document, folder: Path, phase: str) -> CapturedModel:
     from capture.model import capture_model
 
     value = document.get(("model",))
@@ -275,12 +304,13 @@ def _captured(document: Document, folder: Path) -> CapturedModel:
         raise document.error(("model",), "must be the path of a config.json beside capture: true", value)
     beside = folder / value
     try:
-        return capture_model(beside if os.path.exists(beside) else value)
+        return capture_model(beside if os.path.exists(beside) else value, phase=phase)
     except ValueError as error:
         raise _refused(document, ("model",), error) from None
 
 
-def _systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:
+def read_systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:
+    """Every system that is searched."""
     document = _with_files(document, folder)
     value = document.get(("system",))
     if value == []:

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from capture.traces.assemble import Table
-from capture.traces.chrome import Microseconds
 
 __all__ = ["Annotation", "Args", "Columns", "Event", "Role"]
 
@@ -52,10 +51,10 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ph: str = ""
     cat: str = ""
-    ts: Microseconds = 0.0
-    dur: Microseconds = 0.0
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: Any = None
+    tid: Any = None
     args: Args | None = None
 
 
@@ -76,7 +75,6 @@ ROLES = {
     "xpu_runtime": Role.CALL, "xpu_driver": Role.CALL, "privateuse1_runtime": Role.CALL,
     "privateuse1_driver": Role.CALL,
 }  # fmt: skip
-LARGEST = (1 << 63) - 1  # of an int64
 LIBRARY = re.compile(r"(?:nccl|rccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
@@ -190,8 +188,7 @@ class Columns:
 
 
 def _correlation(args: Args | None) -> int:
-    """Unsigned in some recorders; only equality matters."""
-    return -1 if args is None or args.correlation is None else args.correlation & LARGEST
+    return -1 if args is None or args.correlation is None else args.correlation
 
 
 def _annotation(event: Event, thread: int) -> Annotation:

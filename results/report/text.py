@@ -10,13 +10,13 @@ from typing import Any
 
 from estimator.result import COLUMNS
 from hardware.units import format_bytes, format_count, format_seconds
-from results.schema import FRONT_FIELDS, REPLAY_FIELDS
+from results.schema import FRONT_FIELDS, REPLAY_FIELDS, SERVED_FIELDS
 
 __all__ = ["WIDTH", "clip", "columns", "format_cell", "hanging", "title_lines", "wrap"]
 
 WIDTH = 100
 
-_UNITS = {field.name: field.unit for field in (*REPLAY_FIELDS, *FRONT_FIELDS)} | {
+_UNITS = {field.name: field.unit for field in (*SERVED_FIELDS, *REPLAY_FIELDS, *FRONT_FIELDS)} | {
     column.name: column.unit for column in COLUMNS
 }
 

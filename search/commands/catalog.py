@@ -25,6 +25,7 @@ from hardware.software import software, software_names
 from hardware.units import GB, GIB, TFLOPS, format_count
 from results.report.text import WIDTH, clip, columns, hanging
 from search.commands.answer import answer
+from search.served import load_served
 from search.space import load_space, shipped_spaces
 from search.yaml_lines import read_document
 
@@ -165,6 +166,18 @@ def _layers(model: ModelSpec) -> str:
 
 def _spaces() -> list[Cells]:
     found = []
+    for name in shipped_spaces(answers=True):
+        served = load_served(name)
+        found.append(
+            {
+                "name": name,
+                "model": served.model.name,
+                "num_chips": max(system.num_chips for system in served.systems),
+                "systems": [*dict.fromkeys(system.name for system in served.systems)],
+                "raw_size": served.raw_size,
+                "references": ", ".join(served.references),
+            }
+        )
     for name in shipped_spaces():
         space = load_space(name)
         found.append(
@@ -177,7 +190,7 @@ def _spaces() -> list[Cells]:
                 "references": ", ".join(space.references),
             }
         )
-    return found
+    return sorted(found, key=lambda entry: str(entry["name"]))
 
 
 def _describe_model(name: str) -> tuple[Row, ...]:
@@ -219,7 +232,25 @@ def _describe_software(name: str) -> tuple[Row, ...]:
     return (Row("name", known.name, ""), *rows)
 
 
+def _describe_served(name: str) -> tuple[Row, ...]:
+    space = load_served(name)
+    wide = [(axis, values) for axis, values in space.axes.items() if len(values) > 1]
+    return (
+        Row("name", space.name, ""),
+        Row("model", space.model.name, ""),
+        Row("system", ", ".join(f"{s.num_chips} x {s.chip.name} ({s.name})" for s in space.systems), ""),
+        Row("requests", f"{space.phase.value}, {space.context} tokens, output {space.output}", ""),
+        Row("objectives", ", ".join(o.column for o in space.objectives), ""),
+        Row("constraints", "; ".join(c.text for c in space.constraints) or "none", ""),
+        Row("raw size", f"{space.raw_size:,}", "product of the axes"),
+        Row("batch", f"{len(space.batches)} values", ""),
+        *(Row(axis, f"{len(values)} values", "") for axis, values in wide),
+    )
+
+
 def _describe_space(name: str) -> tuple[Row, ...]:
+    if name in shipped_spaces(answers=True):
+        return _describe_served(name)
     space = load_space(name)
     rows = [
         Row("name", space.name, ""),

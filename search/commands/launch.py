@@ -25,10 +25,12 @@ from search.commands.point import model_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
 from search.commands.runs import find_batch, find_run, space_of
+from search.commands.served import launch_one, resume_one
 from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.fold import folded
 from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
+from search.served import answers, load_served
 from search.space import Space, load_space, shipped_spaces
 from search.trials import closest_of
 
@@ -44,7 +46,15 @@ def run(args: argparse.Namespace) -> int:
     asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
     overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
     options = _options(args)
-    loaded = [load_space(name, overrides) for name in _spaces(args.spaces)]
+    names = _spaces(args.spaces)
+    of_requests = [name for name in names if answers(name, args.overrides)]
+    if len(names) == 1 and of_requests:
+        return _launch_served(args, names[0], asked, options)
+    if of_requests:
+        _say(hanging("left out: ", f"{', '.join(of_requests)}; a space of requests is launched by itself"))
+    loaded = [load_space(name, overrides) for name in names if name not in of_requests]
+    if not loaded:
+        raise ValueError(f"{', '.join(names)}: spaces of requests are launched one by one; give one")
     for space in loaded:
         check_searchable(space)
     if args.output is not None:
@@ -59,6 +69,22 @@ def run(args: argparse.Namespace) -> int:
     (space,) = loaded
     _say([*_understood(space, str(out) if out else f"runs/{space.name}-TIMESTAMP"), *folded(space)[1]])
     return _finish(args, space, partial(launch, space, options))
+
+
+def _launch_served(
+    args: argparse.Namespace, name: str, asked: Mapping[str, object], options: LaunchOptions
+) -> int:  # fmt: skip
+    """A space of requests: every deployment is priced, so that no option of a sampler has a meaning."""
+    given = [
+        f"--{word}" for word, value in {**asked, "seed": args.seed, "warm": args.warm}.items() if value is not None
+    ]
+    if given and not (given == ["--sampler"] and args.sampler in {"auto", "exhaustive"}):
+        raise ValueError(f"{given[0]} is of a sampler, but every deployment of {name} is priced; leave it out")
+    space = load_served(name, args.overrides)
+    if args.output is not None:
+        check_writable(args, args.output)
+    out = claimable(Path(args.out)) if args.out is not None else None
+    return launch_one(args, space, replace(options, out=out))
 
 
 def _spaces(words: Sequence[str]) -> list[str]:
@@ -89,8 +115,10 @@ def run_resume(args: argparse.Namespace) -> int:
     options = _options(args)
     if (batch := find_batch(args.run)) is not None:
         return resume_many(args, batch, options)
-    folder = find_run(args.run)
+    folder = find_run(args.run, answers=True)
     folder.check_space()
+    if folder.answers:
+        return resume_one(args, folder)
     space = space_of(folder)
     _say(_understood(space, str(folder.path)))
     return _finish(args, space, partial(resume, folder.path, options))

@@ -95,7 +95,7 @@ def split_run(target: str) -> tuple[RunFolder, str] | None:
     name, colon, row = target.rpartition(":")
     if not colon or not name or Path(target).exists() or split_named(target) is not None:
         return None
-    return find_run(name), row
+    return find_run(name, answers=True), row
 
 
 def split_named(target: str) -> tuple[str, str] | None:
@@ -105,7 +105,8 @@ def split_named(target: str) -> tuple[str, str] | None:
         return None
     is_file = Path(file).is_file() or Path(file).suffix in {".yaml", ".yml"}
     is_run = Path(file).is_dir() or (RUNS / file).is_dir()
-    return (file, name) if is_file or (file in shipped_spaces() and not is_run) else None
+    shipped = {*shipped_spaces(), *shipped_spaces(answers=True)}
+    return (file, name) if is_file or (file in shipped and not is_run) else None
 
 
 def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> Point:
@@ -113,6 +114,8 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if reference is None and (named := split_named(target)) is not None:
         target, reference = named
     parts = split_run(target)
+    if parts is not None:
+        find_run(str(parts[0].path))  # which refuses runs of models that answer
     if parts is None and find_batch(target) is not None:
         find_run(target)  # which names the runs in it
     if parts is None and is_run(Path(target)):

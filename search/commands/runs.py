@@ -32,8 +32,19 @@ def find_batch(name: str) -> Path | None:
     return next((path for path in (Path(name), RUNS / name) if name and is_batch(path)), None)
 
 
-def find_run(name: str) -> RunFolder:
-    """The run in that folder, of that name under runs/, or the newest one (`latest`)."""
+def find_run(name: str, *, answers: bool = False) -> RunFolder:
+    """The run in that folder, of that name under runs/, or the newest one (`latest`).
+
+    Runs of models that answer are refused but where `answers` allows for them: their rows have other columns.
+    """
+    folder = _found(name)
+    if folder.answers and not answers:
+        rule = f"{name}: a run of a model that answers is told by search show, search why and search infer RUN:ID"
+        raise ValueError(f"{rule}; give a run of training")
+    return folder
+
+
+def _found(name: str) -> RunFolder:
     if (batch := find_batch(name)) is not None:
         runs = ", ".join(str(batch / entry.run) for entry in BatchIndex.open(batch).entries)
         raise ValueError(f"{name}: a batch holds several runs; give one of {runs}")

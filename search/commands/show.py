@@ -20,6 +20,7 @@ from search.commands.answer import answer, check_free, write
 from search.commands.outcome import finalist_lines, json_replays, points_of, read_replays
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
+from search.commands.served_show import show_served
 from search.finalists import key_of
 from search.space import Space
 from search.study_curve import curve, is_study, reference_of
@@ -32,7 +33,9 @@ BAR = 40  # characters
 
 def run(args: argparse.Namespace) -> int:
     """Shows one table of a run."""
-    folder = find_run(args.run)
+    folder = find_run(args.run, answers=True)
+    if folder.answers:
+        return show_served(args, folder)
     if args.tables == "replays":
         return _show_replays(args, folder)
     space = space_of(folder)

@@ -19,6 +19,7 @@ from search.commands.point import Point, read_point, split_named, split_run
 from search.commands.remedies import Remedy, remedies
 from search.commands.rows import json_rows, summary
 from search.commands.runs import find_run, space_of
+from search.commands.served_show import why_served
 from search.finalists import system_of_row
 from search.fold import folded
 from search.space import Space, load_space
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if args.reference is not None or split_named(target) is not None or split_run(target) is not None:
         return _why_point(args, read_point(target, args.reference, args.overrides))
     if not is_file and (Path(target).is_dir() or target == "latest" or Path("runs", target).is_dir()):
-        return _why_run(args, find_run(target))
+        folder = find_run(target, answers=True)
+        return why_served(args, folder) if folder.answers else _why_run(args, folder)
     space = load_space(target, args.overrides)
     if space.is_point:
         return _why_point(args, read_point(target, None, args.overrides))

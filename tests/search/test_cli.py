@@ -41,6 +41,7 @@ COMMANDS = (
     "bench",
     "replay",
     "report",
+    "infer",
 )
 LIGHT = {"numpy", "yaml", "ray", "numba", "pyarrow", "optuna", "moocore", "rich", "torch", "matplotlib"}
 PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")

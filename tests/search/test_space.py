@@ -297,6 +297,7 @@ def test_shipped_spaces_load_by_name():
         "capacity_deepseek_v3", "deepseek_v3", "deepseek_v3_wide", "gpt3_175b", "gpt_oss_120b", "kimi_k2",
         "llama3_405b", "llama3_70b", "llama3_70b_wide", "llama3_8b_small", "nemotron_h_56b", "qwen3_235b",
     ]  # fmt: skip
+    assert shipped_spaces(answers=True) == ["deepseek_v3_decode", "llama3_70b_decode"]
     space = load_space("deepseek_v3")
     assert (space.system.num_chips, space.workload.seq, space.workload.global_batch) == (2048, 4096, 15360)
     published = space.references["published"]
