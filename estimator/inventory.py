@@ -84,7 +84,6 @@ def inventory(
                 counted.update(w.name for w in weights)
                 parameters = sum(_number(w.elements) for w in weights)
                 entries.append(_entry(op, block, times, parameters, recipe, chip, traffic))
-        shared |= counted
     return tuple(entries)
 
 

@@ -118,6 +118,18 @@ def test_bytes_read_and_written_are_the_bytes_that_are_priced(precision):
             assert entry.read_bytes + entry.written_bytes == pytest.approx(work(entry.op, entry.block, r).nbytes, 1e-12)
 
 
+def test_what_is_held_on_the_chip_is_neither_read_nor_written():
+    r = recipe("bf16")
+    streaming = [e for e in inventory(lowered(), r) if not e.op.dims and e.op.kind is not OpKind.COLLECTIVE]
+    held = [entry for entry in streaming if entry.op.held.intersection(entry.op.outputs)]
+    assert held
+    for entry in streaming:
+        op, tensors = entry.op, entry.block.tensors
+        for names, moved in ((op.inputs, entry.read_bytes), (op.outputs, entry.written_bytes)):
+            each = [tensors[n].elements * r.nbytes(tensors[n].role) for n in names if n not in op.held]
+            assert moved == pytest.approx(op.passes * sum(each), rel=1e-12), op.name
+
+
 def test_a_product_reads_two_matrices_and_writes_one():
     (entry,) = [e for e in inventory(build(LLAMA, 128), recipe("bf16")) if e.scope[-1] == "up_proj"]
     m, k, n = (dim.size for dim in entry.op.dims)
