@@ -76,6 +76,12 @@ def test_an_op_counts_as_often_as_the_model_runs_its_layer():
     assert tree.aggregate(router, lambda entry: entry.op.dims[-1].size) == 59 * 256
 
 
+def test_scopes_of_several_kinds_of_layers_have_no_number_of_runs():
+    _, tree = tree_of("gpt_oss_120b")  # two kinds that run equally often
+    assert [node.times for node in tree.find("layers").children] == [18, 18]
+    assert tree.find("layers").times == 0
+
+
 def test_depths_are_model_ends_layers_and_their_halves():
     _, tree = tree_of()
     assert [node.path[-1] for node in tree.at_depth(1)] == ["embedding", "layers", "head", "mtp"]

@@ -241,6 +241,7 @@ HOSTILE = {
     "an unknown recipe": (["llama3_8b", "--precision", "bf15"], "precision must be one of"),
     "a sequence of a configuration": (["deepseek_v3:published", "--seq", "8"], "--seq is for a model"),
     "an override of a model": (["llama3_8b", "--set", "strategy.tp=2"], "--set changes a configuration"),
+    "sources as CSV": (["llama3_8b", "--source", "--csv"], "--csv is for amounts, but --source tells places"),
     "depth of parts": (["llama3_8b", "--by", "part", "--depth", "2"], "--depth is for scopes"),
     "a negative depth": (["llama3_8b", "--depth", "-1"], "--depth"),
 }
@@ -253,4 +254,58 @@ def test_bad_input_is_one_line_and_2(search, tmp_path, name):
     words, law = HOSTILE[name]
     said = search("graph", "show", *words)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert law in said.err
+
+
+def changed(content, *way):
+    *way, last, value = way
+    for key in way:
+        content = content[key]
+    content[last] = value
+
+
+def turned(content):
+    ops = content["blocks"][1]["ops"]
+    ops[0]["inputs"] = [ops[3]["outputs"][0]]
+
+
+FILES = {
+    "truncated": (lambda text: text[:1000], "must be JSON text"),
+    "empty": (lambda text: "", "must hold the fields of a model"),
+    "another version": (lambda c: changed(c, "version", 1), "version must be 2, but got 1; capture the model again"),
+    "a cycle": (turned, "the ops form a cycle"),
+    "layers 0": (lambda c: changed(c, "model", "num_layers", 0), "num_layers must be at least 1"),
+    "a negative size": (lambda c: changed(c, "blocks", 1, "ops", 1, "dims", 0, 0, -1), "must be a number from 0 to"),
+    "a negative tensor": (lambda c: changed(c, "blocks", 1, "tensors", "x", 1, 0, 0, -1), "must be a number from 0"),
+    "a negative width": (lambda c: changed(c, "model", "hidden", -8), "hidden must be at least 1"),
+    "no graph": (lambda text: '{"a": 1}', "a is not a key of a model"),
+    "no object": (lambda text: "[1]", "must hold the fields of a model"),
+    "a config without model type": (
+        lambda text: '{"hidden_size": 8}',
+        "; a Hugging Face config.json needs a model_type",
+    ),
+    "a config of no layers": (
+        lambda text: (
+            '{"model_type": "llama", "num_hidden_layers": 0, "hidden_size": 8, "vocab_size": 9, '
+            '"intermediate_size": 8, "num_attention_heads": 2}'
+        ),
+        "num_hidden_layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["show", "export", "diff", "estimate"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_bad_graph_file_is_one_line_and_2_for_every_command(search, graph, tmp_path, name, command):
+    change, law = FILES[name]
+    text = (tmp_path / graph).read_text()
+    content = json.loads(text)
+    made = change(text) if change.__code__.co_varnames[0] == "text" else change(content)
+    (tmp_path / "bad.json").write_text(made if isinstance(made, str) else json.dumps(content))
+    (tmp_path / "bad.yaml").write_text("model: bad.json\nsystem: dgx_h100\nworkload: {seq: 8, global_batch: 8}\n")
+    words = {"show": ["graph", "show", "bad.json"], "export": ["graph", "export", "bad.json", "--to", "csv"],
+             "diff": ["graph", "diff", graph, "bad.json"], "estimate": ["estimate", "bad.yaml"]}  # fmt: skip
+    said = search(*words[command])
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "bad.json" in said.err
     assert law in said.err
