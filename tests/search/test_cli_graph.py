@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -140,6 +141,15 @@ def test_an_exported_graph_is_read_back_exactly(search, tmp_path, target):
     shown, again = (rows_of(search("graph", "show", name, "--json")) for name in (target, "a.json"))
     without = [{k: v for k, v in row.items() if k not in {"seconds"}} for row in shown.values()]
     assert [{k: v for k, v in row.items() if k not in {"seconds"}} for row in again.values()] == without
+
+
+def test_a_table_tells_the_place_behind_each_op_and_behind_its_gradients(search, graph):
+    said = search("graph", "export", graph, "--to", "csv", "--backward")
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert {row["phase"] for row in rows} == {"forward", "backward", "weight_grad"}
+    assert all(re.search(r"\w+\.py:\d+$", row["source"]) for row in rows)
+    assert all(not row["source"] for row in csv.DictReader(io.StringIO(
+        search("graph", "export", "config.json", "--to", "csv").out)))  # fmt: skip
 
 
 def test_what_a_format_leaves_out_is_told(search):
