@@ -75,6 +75,17 @@ def test_a_configuration_shows_the_ops_of_one_rank_as_the_estimate_lists_them(se
     assert rows[""]["link_bytes"] == pytest.approx(sum(op.times * op.link_bytes for op in listed), rel=1e-12)
 
 
+def test_what_runs_again_is_an_op_of_its_own(search):
+    phases = []
+    for recompute in ("none", "full"):
+        words = ("llama3_8b_small:fully_sharded", "--set", f"strategy.recompute={recompute}", "--to", "csv")
+        said = search("graph", "export", *words)
+        assert said.code == 0, said.err
+        phases.append([row["phase"] for row in csv.DictReader(io.StringIO(said.out))])
+    assert [told.count("recompute") > 0 for told in phases] == [False, True]
+    assert [told.count("forward") for told in phases] == [phases[0].count("forward")] * 2
+
+
 def test_csv_has_a_line_per_scope(search):
     said = search("graph", "show", "llama3_8b", "--depth", "1", "--chip", "h100", "--csv")
     lines = list(csv.DictReader(io.StringIO(said.out)))
