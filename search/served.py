@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,11 @@ from estimator.inference.formats import ACTIVATIONS, CACHES, WEIGHTS, Formats
 from estimator.inference.result import OF_DECODE, OF_PROMPTS, SERVED_COLUMNS, served_column
 from estimator.inference.workload import MOST_TOKENS, Requests, ServingPhase
 from estimator.model import ModelSpec
-from estimator.strategy import CudaGraph
+from estimator.strategy import CudaGraph, OwnFusion
 from hardware.system import SystemSpec
 from search.axes import AXES, Axis, member, read_axis, whole
 from search.expression import SERVED_TEXTS, Expression
+from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.objective import MAX_OBJECTIVES, Objective
 from search.plain import plain
 from search.space import DIRECTIONS, NAME, overridden, read_model, read_name, read_space, read_systems, yaml_text
@@ -33,7 +34,10 @@ from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document
 __all__ = ["POINT_NUMBERS", "SERVED_AXES", "SERVED_NAMES", "ServedPoint", "ServedSpace", "answers", "load_served",
            "parse_served", "read_served"]  # fmt: skip
 
-KEYS = ("name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "reference")
+KEYS = (
+    "name", "model", "capture", "system", "workload", "strategy", "fusion_rules", "objectives", "constraints",
+    "reference",
+)  # fmt: skip
 REQUESTS = ("phase", "batch", "context", "output", "max_context")
 OBJECTIVES = {
     ServingPhase.PREFILL: ("time_to_first_token_s", "tokens_per_s_per_gpu"),
@@ -108,6 +112,7 @@ class ServedSpace:
     objectives: tuple[Objective, ...]
     constraints: tuple[Expression, ...] = ()
     references: Mapping[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    fusion_rules: tuple[OwnFusion, ...] = ()  # kernels beside the shipped ones
 
     @property
     def raw_size(self) -> int:
@@ -169,7 +174,8 @@ class ServedSpace:
         """The space with nothing left to look up or to default; loads back to an equal one."""
         systems: list[Plain] = [{"spec": plain(system)} for system in self.systems]
         batches: list[Plain] = [*self.batches]
-        return yaml_text({
+        own = {"fusion_rules": write_fusion_rules(self.fusion_rules)} if self.fusion_rules else {}
+        return yaml_text(own | {
             "name": self.name, "model": plain(self.model), "system": systems[0] if len(systems) == 1 else systems,
             "workload": {"phase": self.phase.value, "batch": batches[0] if len(batches) == 1 else batches,
                          "context": self.context, "output": self.output, "max_context": self.max_context},
@@ -216,6 +222,7 @@ def read_served(document: Document, folder: Path, stem: str, *, judged: bool = T
     for key in ("model", "system", "workload"):
         if given.get(key) is None:
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
+    document = replace(document, fusion_rules=read_fusion_rules(document, folder))
     phase, batches, context, output, max_context = _requests(document)
     axes = _axes(document, ("strategy",), DEFAULTS)
     phases = ("prefill", "train", *(("decode",) if phase is ServingPhase.DECODE else ()))
@@ -226,6 +233,7 @@ def read_served(document: Document, folder: Path, stem: str, *, judged: bool = T
         max_context=_told_longest(document, folder) if max_context is None else max_context,
         objectives=_objectives(document, phase, model, judged=judged),
         constraints=_constraints(document), references=_references(document, axes, batches),
+        fusion_rules=document.fusion_rules,
     )  # fmt: skip
 
 
@@ -336,7 +344,8 @@ def _references(
         given = document.mapping(key)
         number = whole(document, (*key, "batch"), given.get("batch", batches[0]), 1, MOST_TOKENS)
         rest = {k: v for k, v in given.items() if k != "batch"}
-        read = _axes(document.with_value(key, rest, document.place(key)), key, base)
+        alone = replace(document.with_value(key, rest, document.place(key)), fusion_rules=document.fusion_rules)
+        read = _axes(alone, key, base)
         if wide := [n for n, v in read.items() if len(v) > 1]:
             raise document.error((*key, wide[0]), "a named point has one value per key", given[wide[0]])
         found[name] = number, {n: v[0] for n, v in read.items()}

@@ -251,6 +251,22 @@ def test_beyond_what_the_model_was_made_for_a_notice_is_told(search, tmp_path, f
     assert parse_served(own.resolved_yaml()) == own
 
 
+RULE = "{name: mine, about: norms that stream twice, op: {kind: norm}, change: {op: {passes: 2}}, phases: [decode]}"
+
+
+def test_kernels_of_ones_own_work_in_the_phases_that_they_name():
+    fusion = "fusion: [flash_attention, mine]"
+    text = POINT.replace("kv_cache: fp8", f"kv_cache: fp8, {fusion}") + f"fusion_rules: [{RULE}]\n"
+    plain = parse_served(text.replace(", mine]", "]"))
+    own = parse_served(text)
+    assert parse_served(own.resolved_yaml()) == own
+    assert [rule.value for rule in own.fusion_rules] == ["mine"]
+    rows = [priced_row(space, space.point(0)) for space in (plain, own)]
+    assert rows[0]["time_per_output_token_s"] != rows[1]["time_per_output_token_s"]
+    assert rows[0]["time_to_first_token_s"] == rows[1]["time_to_first_token_s"]
+    assert rows[1]["fusion"] == "flash_attention+mine"
+
+
 def test_columns_without_a_value_in_prefill_are_no_objectives():
     text = TEXT.replace("phase: decode", "phase: prefill").replace(
         "name: small", "objectives: [time_per_output_token_s]"
