@@ -305,6 +305,14 @@ def _captured(what: str) -> float:
     return measure()
 
 
+def _traced(what: str) -> float:
+    """A case of search/bench_traces.py, which needs the readers of traces."""
+    from search import bench_traces
+
+    measure: Callable[[], float] = getattr(bench_traces, what)
+    return measure()
+
+
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -334,6 +342,9 @@ def _cases() -> Iterator[Case]:
     yield Case(name=f"peak_rss_bytes.capture_{MAIN}", unit="B", better="lower", measure=peak)
     ratio = partial(_captured, "sweep_captured_over_spec")
     yield Case(name="sweep_captured_over_spec", unit="1", better="higher", measure=ratio)
+    yield Case(name="import_100mb_s", unit="s", better="lower", measure=partial(_traced, "import_100mb_s"))
+    peak = partial(_traced, "peak_rss_bytes")
+    yield Case(name="peak_rss_bytes.import_100mb", unit="B", better="lower", measure=peak)
     yield Case(name="help_s", unit="s", better="lower", measure=_help_s)
 
 

@@ -45,6 +45,8 @@ DOORS = {
     "ray": "search/pool.py",
     "optuna": "search/study.py",
     "pyarrow": "results/",
+    "msgspec": "capture/traces/",
+    "google": "capture/traces/chakra.py",
 }
 
 # Where a defect becomes an exit code, an error row, or an error that the driver raises: (file, function).

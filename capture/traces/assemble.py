@@ -13,8 +13,9 @@ import numpy as np
 
 from capture.traces.records import KINDS, Group, Kind, RankTrace, Topology
 
-__all__ = ["CODE", "Rows", "Table", "assemble", "topological_order"]
+__all__ = ["CODE", "MAX_WORLD", "Rows", "Table", "assemble", "topological_order"]
 
+MAX_WORLD = 1 << 20
 CODE = {kind: np.int8(index) for index, kind in enumerate(KINDS)}
 NS = 1_000_000_000
 
@@ -112,6 +113,7 @@ def assemble(
     for name, (value, dtype) in unknown.items():
         if name not in fields:
             fields[name] = np.full(num, value, dtype)
+    _check_rank(fields)
     _check_clock(fields)
     order = np.argsort(fields["start_s"], kind="stable")
     place = np.empty(num, np.int64)
@@ -131,6 +133,14 @@ def assemble(
     )  # fmt: skip
     assert all(len(getattr(trace, name)) == num for name in (*unknown, "kind", "stream", "name", "end_s"))
     return trace
+
+
+def _check_rank(fields: dict[str, Any]) -> None:
+    source, rank, world = fields["source"], fields["rank"], fields["world"]
+    if world is not None and not 1 <= world <= MAX_WORLD:
+        raise ValueError(f"{source}: world must be 1 to {MAX_WORLD} ranks, but is {world}")
+    if not 0 <= rank < (MAX_WORLD if world is None else world):
+        raise ValueError(f"{source}: rank must be below the world of {world}, but is {rank}")
 
 
 def _check_clock(fields: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ not know.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Annotated
 
 import msgspec
 
@@ -31,11 +32,14 @@ STAGES = tuple(KINDS)
 LOCAL = Group(name="local", size=0)
 
 
+Whole = Annotated[int, msgspec.Meta(ge=-(10**17), le=10**17)]  # microseconds
+
+
 class _Event(msgspec.Struct, gc=False):
     name: str = ""
     ph: str = ""
-    ts: int = 0
-    dur: int = 0
+    ts: Whole = 0
+    dur: Whole = 0
     pid: str | int = ""
     tid: str | int = ""
 

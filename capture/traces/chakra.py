@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from capture.traces.assemble import topological_order
+from capture.traces.assemble import MAX_WORLD, topological_order
+from capture.traces.chrome import Microseconds
 from capture.traces.communication import collective_name, kernel_collective
 from capture.traces.nodes import Node, node_trace, rank_of_name
 from capture.traces.opened import Opened, named
@@ -75,6 +76,9 @@ def _messages() -> tuple[type[Message], type[Message]]:
     return metadata, node
 
 
+Peer = Annotated[int, msgspec.Meta(ge=-1, le=MAX_WORLD)]
+
+
 class _Told(msgspec.Struct, kw_only=True):
     """A node as both forms tell it."""
 
@@ -83,14 +87,14 @@ class _Told(msgspec.Struct, kw_only=True):
     type: int = msgspec.field(name="NodeType")
     ctrl_deps: list[int] = msgspec.field(name="ctrlDeps", default_factory=list)
     data_deps: list[int] = []
-    start: float | None = None
-    runtime: float | None = None
+    start: Microseconds | None = None
+    runtime: Microseconds | None = None
     is_cpu_op: bool = False
     tid: int | None = None
     comm_type: int | None = None
     comm_size: float | None = None
-    comm_src: int = -1
-    comm_dst: int = -1
+    comm_src: Peer = -1
+    comm_dst: Peer = -1
     comm_tag: int = 0
     pg_name: str = ""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from capture.traces.opened import Opened, named
 
-__all__ = ["ChromeEvents", "EVENTS"]
+__all__ = ["EVENTS", "ChromeEvents", "Microseconds"]
 
 EVENTS = "traceEvents"
 BLOCK = 8 << 20
@@ -24,6 +24,8 @@ ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
 
 Event = TypeVar("Event")
+Microseconds = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
+"""A time or a duration: until the year 5138."""
 
 
 class ChromeEvents(Generic[Event]):
@@ -110,9 +112,9 @@ class ChromeEvents(Generic[Event]):
                 return self.decoder.decode(b"[" + self._ended(buffer))
             document = self.raw.decode(b'{"traceEvents":[' + buffer)
             events = self.decoder.decode(document.pop(EVENTS))
+            self.header.update({key: msgspec.json.decode(value) for key, value in document.items()})
         except msgspec.MsgspecError as error:
             raise ValueError(f"{self._where(buffer)} {error}") from error
-        self.header.update({key: msgspec.json.decode(value) for key, value in document.items()})
         return events
 
     def _ended(self, buffer: bytes) -> bytes:

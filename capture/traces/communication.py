@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["collective_name", "element_bytes", "elements", "kernel_collective", "rank_list"]
+__all__ = ["Dims", "collective_name", "element_bytes", "elements", "kernel_collective", "rank_list"]
 
 NAMES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
@@ -15,6 +15,8 @@ NAMES = {
     "allreducesparse": "all_reduce",
 }  # fmt: skip
 DROPPED = ("base", "coalesced", "intotensor", "tensor", "single", "block", "anysource")
+Dims: TypeAlias = list[int | list[int | list[int]]]
+"""One shape, a list of shapes, or one of such lists."""
 BYTES = {
     "double": 8, "long": 8, "longint": 8, "int64": 8, "uint64": 8, "float64": 8, "complexfloat": 8, "complex64": 8,
     "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "complexhalf": 4, "half": 2, "float16": 2,
@@ -56,27 +58,26 @@ def element_bytes(dtype: str) -> int | None:
     return 1 if word.startswith("float8") else BYTES.get(word)
 
 
-def elements(dims: Any) -> int:  # noqa: ANN401 - nested lists of sizes
+def elements(dims: list[Any]) -> int:
     """Elements of one shape, or of a list of shapes.
 
     >>> elements([4, 3]), elements([[4, 3], [2]]), elements([])
     (12, 14, 1)
     """
-    if isinstance(dims, Sequence) and any(isinstance(dim, Sequence) for dim in dims):
-        return sum(elements(dim) for dim in dims)
-    product = 1
-    for dim in dims:
-        product *= int(dim)
-    return product
+    if any(isinstance(dim, list) for dim in dims):
+        return sum(elements(dim) for dim in dims if isinstance(dim, list))
+    return math.prod(dim for dim in dims if isinstance(dim, int))
 
 
-def rank_list(told: Any) -> tuple[int, ...]:  # noqa: ANN401 - a text or a list
-    """Ranks of a group, as a list or as its text; none where the recorder cut the text short.
+def rank_list(told: Any) -> tuple[int, ...]:  # noqa: ANN401 - whatever the recorder wrote
+    """Ranks of a group (or sizes of a shape), a list or its text; none where the recorder cut the text short.
 
-    >>> rank_list("[0, 1]"), rank_list([2, 3]), rank_list("[0, 1, ..., 127]")
-    ((0, 1), (2, 3), ())
+    >>> rank_list("[0, 1]"), rank_list([2, 3]), rank_list("[0, 1, ..., 127]"), rank_list(None)
+    ((0, 1), (2, 3), (), ())
     """
     if isinstance(told, str):
-        words = told.strip("[] ").split(",")
-        told = words if all(word.strip().isdecimal() for word in words) else []
-    return tuple(int(rank) for rank in told or [])
+        words = [word.strip() for word in told.strip("[] ").split(",")]
+        told = [int(word) if word.isdecimal() else None for word in words]
+    if not isinstance(told, list) or not all(isinstance(rank, int) for rank in told):
+        return ()
+    return tuple(told)

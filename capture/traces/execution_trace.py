@@ -6,7 +6,6 @@ operation depends on those that made its inputs. The rank is not recorded: that 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -54,6 +53,12 @@ class _Told(msgspec.Struct):
         return {attribute.name: attribute.value for attribute in self.attrs}
 
 
+class _Group(msgspec.Struct):
+    pg_name: str
+    ranks: Any = None
+    group_size: int | None = None
+
+
 class _Document(msgspec.Struct):
     schema: str
     nodes: list[_Told]
@@ -70,7 +75,7 @@ def read_execution_trace(file: Opened) -> RankTrace:
     if not told:
         raise ValueError(f"{file.source}: must hold nodes, but holds none")
     above = {node.id: node.parent if node.ctrl_deps is None else node.ctrl_deps for node in told}
-    named_groups = dict(_groups(told))
+    named_groups = dict(_groups(file.source, told))
     devices = Counter(device for node in told for device in _devices(node))
     rank = min(devices, key=lambda d: (-devices[d], d)) if devices else 0
     notice = "ranks are not recorded: taken " + ("from the device of most tensors" if devices else "for rank 0")
@@ -82,15 +87,18 @@ def read_execution_trace(file: Opened) -> RankTrace:
     )  # fmt: skip
 
 
-def _groups(told: list[_Told]) -> Iterator[tuple[str, Group]]:
+def _groups(source: str, told: list[_Told]) -> Iterator[tuple[str, Group]]:
     """Groups that the job told of when it made them."""
     for node in told:
         if node.name == GROUPS:
             for text in _values(node.inputs):
-                for one in json.loads(text) if isinstance(text, str) else []:
-                    ranks = rank_list(one.get("ranks"))
-                    size = int(one.get("group_size") or len(ranks))
-                    yield str(one["pg_name"]), Group(name=str(one["pg_name"]), size=size, ranks=ranks)
+                try:
+                    made = msgspec.json.decode(text, type=list[_Group]) if isinstance(text, str) else []
+                except msgspec.MsgspecError as error:
+                    raise ValueError(f"{source}: node {node.id} ({GROUPS!r}) must tell groups, but {error}") from error
+                for one in made:
+                    ranks = rank_list(one.ranks)
+                    yield one.pg_name, Group(name=one.pg_name, size=one.group_size or len(ranks), ranks=ranks)
 
 
 def _values(held: _Values | list[Any]) -> list[Any]:

@@ -7,16 +7,17 @@ negotiation, so nothing can be paired. Refuses ends without a beginning.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from capture.traces.assemble import Rows
-from capture.traces.chrome import ChromeEvents
-from capture.traces.communication import collective_name, element_bytes, elements
+from capture.traces.chrome import ChromeEvents, Microseconds
+from capture.traces.communication import collective_name, element_bytes, rank_list
 from capture.traces.opened import Opened
 from capture.traces.records import Group, Kind, RankTrace, Topology
 
@@ -35,14 +36,14 @@ class _Args(msgspec.Struct, gc=False):
     name: str | None = None
     dtype: str | None = None
     shape: Any = None
-    start_time_since_epoch_in_micros: int | None = None
+    start_time_since_epoch_in_micros: Annotated[int, msgspec.Meta(ge=0, le=10**17)] | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
     name: str = ""
     ph: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: Microseconds = 0.0
+    dur: Microseconds = 0.0
     pid: int = 0
     args: _Args | None = None
 
@@ -115,7 +116,7 @@ class _Found:
             self._begin(event)
         elif event.ph == "E":
             self._end(event)
-        elif event.ph == "X" and event.name.isdecimal():
+        elif event.ph == "X" and event.name.isdecimal() and len(event.name) < 7:  # a rank is ready
             self.world = max(self.world, int(event.name) + 1)
             if event.name == "0":
                 self.posted[event.pid] = event.ts
@@ -164,9 +165,9 @@ def _nbytes(args: _Args | None) -> float:
     """Bytes of a tensor by its type and its shape, a text such as `[1000, 2048]`."""
     if args is None or args.dtype is None or args.shape is None:
         return float("nan")
-    shape = args.shape if isinstance(args.shape, list) else [s for s in str(args.shape).strip("[]() ").split(",") if s]
+    sizes, scalar = rank_list(args.shape), args.shape in ("[]", "", [])
     width = element_bytes(args.dtype)
-    return float("nan") if width is None else float(width * elements([int(size) for size in shape]))
+    return float("nan") if width is None or not (sizes or scalar) else float(width * math.prod(sizes))
 
 
 def _fused(done: list[_Reduction]) -> Iterator[list[_Reduction]]:

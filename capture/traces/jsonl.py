@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
-from capture.traces.assemble import Rows
+from capture.traces.assemble import MAX_WORLD, Rows
 from capture.traces.opened import Opened, named
 from capture.traces.records import Group, Kind, RankTrace, Topology
 
@@ -33,6 +34,10 @@ MARK, MEMORY = "MARK", "MEM"
 CATEGORIES = (*KIND_OF, MARK, MEMORY)
 
 
+LARGEST = (1 << 63) - 1
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
 class _Group(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     ranks: list[int]
@@ -42,7 +47,7 @@ class _Meta(msgspec.Struct):
     """What the recorder was told; keys besides these are its own notes."""
 
     rank: int
-    world: int | None = None
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD)] | None = None
     mode: str = ""
     topology: str = ""
     job: str = ""
@@ -62,16 +67,16 @@ class _Event(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     cat: str
-    ts: int
-    end: int | None = None
-    it: int = -1
-    enq: int | None = None
+    ts: Nanoseconds
+    end: Nanoseconds | None = None
+    it: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST)] = -1
+    enq: Nanoseconds | None = None
     stream: str | None = None
     group: str | None = None
-    bytes: int | None = None
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] | None = None
     tensor: str | None = None
     bucket: int | None = None
-    peer: int = -1
+    peer: Annotated[int, msgspec.Meta(ge=-1, le=MAX_WORLD)] = -1
     tx: str | None = None
     step: int | None = None
     id: int | None = None

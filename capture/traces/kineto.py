@@ -15,7 +15,7 @@ import numpy as np
 from capture.traces.assemble import CODE, Table, assemble
 from capture.traces.chrome import ChromeEvents
 from capture.traces.host import cut
-from capture.traces.kineto_collectives import Collective, Job, device_collectives, host_collectives
+from capture.traces.kineto_collectives import Collective, Job, device_collectives, host_collectives, numbered
 from capture.traces.kineto_events import Columns, Event, Role
 from capture.traces.kineto_ties import edges, steps
 from capture.traces.opened import Opened
@@ -51,7 +51,11 @@ class _Trace:
         told = header.get("distributedInfo")
         self.source, self.header, self.columns = source, header, columns
         self.notices = [] if isinstance(told, dict) and "rank" in told else ["no distributedInfo: taken for rank 0"]
-        self.job = Job.of(told if isinstance(told, dict) else {})
+        self.job = Job.of(source, told)
+        self.machine = str(header["host_name"]) if header.get("host_name") else None
+        self.base_ns = header.get("baseTimeNanoseconds") or 0
+        if not isinstance(self.base_ns, int) or not 0 <= self.base_ns < 1 << 63:
+            raise ValueError(f"{source}: baseTimeNanoseconds must be nanoseconds since 1970, but is {self.base_ns!r}")
         self.groups: dict[Group, int] = {}
         self.transactions = Table()
         self.has_device = len(columns.device.start) > 0
@@ -62,10 +66,9 @@ class _Trace:
         self.launched = self._launched()
         if not len(self.pieces.start) and not self.has_device:
             raise ValueError(f"{source}: must hold operations or kernels, but holds neither; profile with activities")
-        if self.has_device:
-            self.collectives = device_collectives(columns, self.job, self.launched, self.notices)
-        else:
-            self.collectives = host_collectives(columns, self.job, self.notices)
+        found = device_collectives(columns, self.job, self.launched, self.notices)
+        both = numbered([*found, *host_collectives(columns, self.job, self.notices)])
+        self.on_device, self.on_host = both[: len(found)], both[len(found) :]
         self.marks = steps(columns, self.notices)
 
     def _launched(self) -> np.ndarray:
@@ -80,24 +83,24 @@ class _Trace:
 
     def assembled(self) -> RankTrace:
         """Everything in one RankTrace."""
-        parts = [self._host(), self._device(), self._on_host(), self._steps()]
+        parts = [self._host(), self._device(), self._host_collectives(), self._steps()]
         columns = {
             key: np.concatenate([part.get(key, np.full(len(part["start"]), unknown)) for part in parts]).astype(dtype)
             for key, (unknown, dtype) in SCHEMA.items()
         }
         first = float(columns["start"].min())
         communicates = np.zeros(len(self.device[1]), bool)
-        communicates[[one.row for one in self.collectives if self.has_device]] = True
+        communicates[[one.row for one in self.on_device]] = True
         before, after = edges(
             self.pieces, self.calls, self.columns.names.texts, self.device, self.launched, communicates, self._posts()
         )
         held_at, held = self._memory()
         fields = {
             "source": self.source, "format": "kineto", "rank": self.job.rank, "world": self.job.world,
-            "machine": self.header.get("host_name"), "job": "", "names": self.columns.names.texts,
+            "machine": self.machine, "job": "", "names": self.columns.names.texts,
             "streams": self.columns.streams.texts, "groups": tuple(self.groups),
             "transactions": self.transactions.texts, "tensors": (),
-            "epoch_ns": int(self.header.get("baseTimeNanoseconds") or 0) + _ns(first),
+            "epoch_ns": self.base_ns + _ns(first),
             "start_s": (columns.pop("start") - first) * US, "end_s": (columns.pop("end") - first) * US,
             "posted_s": (columns.pop("posted") - first) * US, **columns,
         }  # fmt: skip
@@ -108,7 +111,7 @@ class _Trace:
     def _posts(self) -> list[tuple[int, int]]:
         """Of each collective on the host the call that posted it and its row, -1 for no call."""
         first = len(self.pieces.start) + len(self.device[1])
-        return [] if self.has_device else [(one.post, first + row) for row, one in enumerate(self.collectives)]
+        return [] if self.has_device else [(one.post, first + row) for row, one in enumerate(self.on_host)]
 
     def _host(self) -> Part:
         """Pieces of host threads. Without a device they are the computation, but for calls that post."""
@@ -137,15 +140,14 @@ class _Trace:
             "iteration": self.marks.of(np.where(launched, asked, start)), "nbytes": np.array(self.columns.device_bytes),
             **{key: np.full(len(start), SCHEMA[key][0]) for key in ("group", "sequence", "peer", "transaction")},
         }  # fmt: skip
-        if self.has_device and self.collectives:
-            rows = [one.row for one in self.collectives]
-            for key, value in self._told(self.collectives).items():
-                part[key][rows] = value
+        rows = [one.row for one in self.on_device]
+        for key, value in self._told(self.on_device).items():
+            part[key][rows] = value
         return part
 
-    def _on_host(self) -> Part:
+    def _host_collectives(self) -> Part:
         """Collectives that run on the host's own threads."""
-        found = [] if self.has_device else self.collectives
+        found = self.on_host
         threads = [self.columns.annotations[one.row].thread for one in found]
         keys = list(self.columns.threads)
         starts = np.array([one.start for one in found], np.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from capture.traces.communication import collective_name, element_bytes, elements, kernel_collective, rank_list
+from capture.traces.communication import Dims, collective_name, element_bytes, elements, kernel_collective, rank_list
 from capture.traces.kineto_events import Annotation, Args, Columns
 from capture.traces.records import Group, Kind
 
@@ -45,6 +45,21 @@ class Collective:
     transaction: str | None = None
 
 
+class _Group(msgspec.Struct):
+    pg_name: str | int
+    pg_size: int | None = None
+    group_size: int | None = None
+    ranks: Any = None
+
+
+class _Info(msgspec.Struct):
+    """`distributedInfo` of the header."""
+
+    rank: int = 0
+    world_size: int | None = None
+    pg_config: list[_Group] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the header tells of a job's groups."""
@@ -54,16 +69,18 @@ class Job:
     groups: dict[str, Group]
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Job:
+    def of(cls, source: str, told: object) -> Job:
         """From `distributedInfo`."""
+        try:
+            info = msgspec.convert({} if told is None else told, _Info)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{source}: distributedInfo must tell rank, world and groups, but {error}") from error
         groups = {}
-        for one in told.get("pg_config") or []:
-            if isinstance(one, dict) and "pg_name" in one:
-                ranks = rank_list(one.get("ranks"))
-                size = int(one.get("pg_size") or one.get("group_size") or len(ranks))
-                groups[str(one["pg_name"])] = Group(name=str(one["pg_name"]), size=size, ranks=ranks)
-        world = told.get("world_size")
-        return cls(rank=int(told.get("rank", 0)), world=None if world is None else int(world), groups=groups)
+        for one in info.pg_config or []:
+            ranks = rank_list(one.ranks)
+            size = one.pg_size or one.group_size or len(ranks)
+            groups[str(one.pg_name)] = Group(name=str(one.pg_name), size=size, ranks=ranks)
+        return cls(rank=info.rank, world=info.world_size, groups=groups)
 
     def group(self, args: Args | None) -> Group | None:
         """The group that an event names, or the only one that there is."""
@@ -110,7 +127,7 @@ def device_collectives(columns: Columns, job: Job, launched: np.ndarray, notices
         notices.append("groups of collectives are not recorded: one is assumed per stream, of all ranks")
     if unpaired:
         notices.append(f"{unpaired} sends and receives do not tell the other rank: they are paired with nothing")
-    return numbered(found)
+    return found
 
 
 def host_collectives(columns: Columns, job: Job, notices: list[str]) -> list[Collective]:
@@ -137,7 +154,7 @@ def host_collectives(columns: Columns, job: Job, notices: list[str]) -> list[Col
         notices.append(f"{missing} collectives have no recorded posting: they count as posted when they started")
     if group_of:
         notices.append("groups of collectives are not recorded: one is assumed per backend, of all ranks")
-    return numbered(found)
+    return found
 
 
 def numbered(found: Sequence[Collective]) -> list[Collective]:
@@ -214,10 +231,11 @@ def _posted(waiting: list[int], posts: Sequence[Annotation], note: Annotation, c
 
 def _elements(args: Args | None, *, first: bool = False) -> int | None:
     """Elements of all inputs, or of the first (a list of tensors), where they are told."""
-    dims = None if args is None else _decoded(args.dims)
+    dims = None if args is None else _dims(args)
     if not dims:
         return None
-    return elements(dims[0] if first else dims)
+    one = dims[0] if first else dims
+    return elements(one) if isinstance(one, list) else None
 
 
 def _nbytes(name: str, args: Args, note: Annotation | None) -> float:
@@ -227,13 +245,22 @@ def _nbytes(name: str, args: Args, note: Annotation | None) -> float:
         return float(told * width)
     if note is None or note.args is None:
         return float("nan")
-    dims, types = _decoded(note.args.dims), _decoded(note.args.types)
-    widths = [element_bytes(dtype) for dtype in types if isinstance(dtype, str)]
+    dims, types = _dims(note.args), _decoded(note.args.types, list[str]) or []
+    widths = [element_bytes(dtype) for dtype in types]
     if not dims or len(widths) != len(dims) or None in widths:
         return float("nan")
-    return float(sum(elements(dim) * (width or 0) for dim, width in zip(dims, widths, strict=True)))
+    counts = [elements(dim) for dim in dims if isinstance(dim, list)]
+    return float(sum(count * (width or 0) for count, width in zip(counts, widths, strict=False)))
 
 
-def _decoded(raw: msgspec.Raw) -> list[Any]:
-    value = msgspec.json.decode(raw) if bytes(raw) else []
-    return value if isinstance(value, list) else []
+def _dims(args: Args) -> list[Any] | None:
+    return _decoded(args.dims, Dims)
+
+
+def _decoded(raw: msgspec.Raw, form: Any) -> list[Any] | None:  # noqa: ANN401 - a type
+    """What stands there; None for nothing, or for something else."""
+    try:
+        value: list[Any] = msgspec.json.decode(raw, type=form)
+    except msgspec.MsgspecError:
+        return None
+    return value

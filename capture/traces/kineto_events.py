@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from capture.traces.assemble import Table
+from capture.traces.chrome import Microseconds
 
 __all__ = ["Annotation", "Args", "Columns", "Event", "Role"]
 
@@ -51,10 +52,10 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ph: str = ""
     cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    pid: Any = None
-    tid: Any = None
+    ts: Microseconds = 0.0
+    dur: Microseconds = 0.0
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
     args: Args | None = None
 
 
@@ -75,6 +76,7 @@ ROLES = {
     "xpu_runtime": Role.CALL, "xpu_driver": Role.CALL, "privateuse1_runtime": Role.CALL,
     "privateuse1_driver": Role.CALL,
 }  # fmt: skip
+LARGEST = (1 << 63) - 1  # of an int64
 LIBRARY = re.compile(r"(?:nccl|rccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
@@ -188,7 +190,8 @@ class Columns:
 
 
 def _correlation(args: Args | None) -> int:
-    return -1 if args is None or args.correlation is None else args.correlation
+    """Unsigned in some recorders; only equality matters."""
+    return -1 if args is None or args.correlation is None else args.correlation & LARGEST
 
 
 def _annotation(event: Event, thread: int) -> Annotation:

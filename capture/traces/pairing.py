@@ -106,8 +106,6 @@ def _check_job(traces: Sequence[RankTrace]) -> None:
                 f"{trace.source}: rank {trace.rank} must have one trace, but {seen[trace.rank].source} is of it too; "
                 "give each rank once"
             )
-        if not 0 <= trace.rank < (trace.world or trace.rank + 1):
-            raise ValueError(f"{trace.source}: rank must be below the world of {trace.world}, but is {trace.rank}")
         seen[trace.rank] = trace
 
 

@@ -20,13 +20,14 @@ import numpy as np
 
 from capture.traces.opened import named
 from capture.traces.pairing import Agreement, Pairing
-from capture.traces.records import Group, RankTrace, Topology
+from capture.traces.records import KINDS, Group, RankTrace, Topology
 
 __all__ = ["HEADER", "TraceFile", "check_new", "read_traces", "write_traces"]
 
 FORMAT, VERSION = "trainspace.traces", 1
 HEADER = "header.json"
 ARRAYS = tuple(field.name for field in dataclasses.fields(RankTrace) if field.type == "np.ndarray")
+FLOATS = ("start_s", "end_s", "posted_s", "nbytes", "memory_s", "memory_bytes")
 PLAIN = tuple(field.name for field in dataclasses.fields(RankTrace) if field.name not in ARRAYS)
 
 
@@ -110,12 +111,18 @@ def read_traces(path: str | Path) -> TraceFile:
             raise ValueError(
                 f"{source}: must be {FORMAT} of version {VERSION}, but is of {version}; import the traces again"
             )
-        with archive:
-            traces = tuple(_trace(archive, index, plain) for index, plain in enumerate(header["ranks"]))
-    pairing = header["pairing"]
-    pairing["agreements"] = tuple(Agreement(**found) for found in pairing["agreements"])
-    pairing["missing"], pairing["notices"] = tuple(pairing["missing"]), tuple(pairing["notices"])
-    return TraceFile(traces=traces, pairing=Pairing(**pairing))
+        try:
+            with archive:
+                traces = tuple(_trace(archive, index, plain) for index, plain in enumerate(header["ranks"]))
+            return TraceFile(traces=traces, pairing=_pairing(header["pairing"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{source}: must be whole, but {error}; import the traces again") from error
+
+
+def _pairing(told: dict[str, Any]) -> Pairing:
+    agreements = tuple(Agreement(**found) for found in told["agreements"])
+    lists = {name: tuple(told[name]) for name in ("missing", "notices")}
+    return Pairing(**{**told, **lists, "agreements": agreements})
 
 
 def _trace(archive: zipfile.ZipFile, index: int, plain: dict[str, Any]) -> RankTrace:
@@ -127,4 +134,22 @@ def _trace(archive: zipfile.ZipFile, index: int, plain: dict[str, Any]) -> RankT
     for name in ARRAYS:
         with archive.open(f"{index}/{name}.npy") as member:
             fields[name] = np.lib.format.read_array(member, allow_pickle=False)
-    return RankTrace(**fields)
+    trace = RankTrace(**fields)
+    _check_rows(trace)
+    return trace
+
+
+def _check_rows(trace: RankTrace) -> None:
+    """ValueError where arrays are of other lengths or types than were written, or point outside their tables."""
+    num, sizes = len(trace), {"memory_bytes": len(trace.memory_s), "memory_s": len(trace.memory_s)}
+    sizes |= {"before": len(trace.before), "after": len(trace.before)}
+    tables = {"before": num, "after": num, "kind": len(KINDS), "stream": len(trace.streams), "name": len(trace.names),
+              "group": len(trace.groups), "transaction": len(trace.transactions),
+              "tensor": len(trace.tensors)}  # fmt: skip
+    for name in ARRAYS:
+        array = getattr(trace, name)
+        least = 0 if name in ("kind", "stream", "name", "before", "after") else -1
+        if array.shape != (sizes.get(name, num),) or array.dtype.kind != ("f" if name in FLOATS else "i"):
+            raise ValueError(f"{name} of rank {trace.rank} is of another shape or type")
+        if name in tables and len(array) and not least <= array.min() <= array.max() < tables[name]:
+            raise ValueError(f"{name} of rank {trace.rank} points outside its table")

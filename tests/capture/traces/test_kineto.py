@@ -96,6 +96,19 @@ def test_the_gloo_pair_has_real_starts_and_postings(folder):
     assert agreement.median_s == pytest.approx(0.55e-3, abs=0.05e-3)  # README: 0.53 ms
 
 
+def test_the_posting_of_a_gloo_collective_is_its_enqueue_and_its_start_the_threads(folder):
+    path = folder / "kineto_gloo" / "ddp2_1gbit_rank0.pt.trace.json.gz"
+    with gzip.open(path) as file:
+        held = json.load(file)
+    (trace,) = read_all([path])
+    for name, seconds in (("c10d::allreduce_", trace.posted_s), ("gloo:all_reduce", trace.start_s)):
+        told = sorted(event["ts"] for event in held["traceEvents"] if event["name"] == name)
+        ours = np.sort(seconds[trace.kind == CODE[Kind.COLLECTIVE]])
+        np.testing.assert_allclose(
+            (np.array(told) - told[0]) * 1e-6, ours - ours[0], rtol=0, atol=2e-9
+        )  # ns in a float
+
+
 def test_the_sampled_pair_is_refused_with_its_figure(folder):
     traces = read_all(sorted((folder / "hta").glob("sampled_rank-*.json.gz")))
     assert [count(trace, Kind.COLLECTIVE) for trace in traces] == [10, 10]
@@ -194,6 +207,13 @@ def test_kernels_without_arguments_are_named_by_themselves_in_a_group_per_stream
     assert sorted(named(trace, Kind.COLLECTIVE)) == ["all_gather", "all_reduce"]
     assert trace.groups == (Group(name="stream 0", size=4), Group(name="stream 1", size=4))
     assert any("one is assumed per stream" in notice for notice in trace.notices)
+
+
+def test_gloo_beside_nccl_counts_in_the_same_group(tmp_path):
+    gloo = span("gloo:barrier", "user_annotation", 600, 50, tid=9)
+    (trace,) = read_all([write(tmp_path / "a.json", [*step(), gloo])])
+    assert named(trace, Kind.COLLECTIVE) == ["all_reduce", "barrier"]
+    assert trace.sequence[trace.kind == CODE[Kind.COLLECTIVE]].tolist() == [0, 1]
 
 
 def test_sends_and_receives_that_tell_the_other_rank_are_transfers(tmp_path):
@@ -317,6 +337,19 @@ def test_a_truncated_gz_of_a_real_trace_is_refused(folder, tmp_path):
     tar = (folder / "param" / "dlrm_kineto.tar.gz").read_bytes()
     (tmp_path / "a.json.tgz").write_bytes(tar[: len(tar) // 2])
     assert "cut short or damaged" in refusal(tmp_path / "a.json.tgz")
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ({"info": {"rank": "first"}}, "distributedInfo must tell rank, world and groups"),
+        ({"info": {"rank": 2, "world_size": 2}}, "rank must be below the world of 2, but is 2"),
+        ({"info": {"rank": 0, "world_size": 10**9}}, "world must be 1 to 1048576 ranks"),
+        ({"baseTimeNanoseconds": "now"}, "baseTimeNanoseconds must be nanoseconds since 1970, but is 'now'"),
+    ],
+)
+def test_headers_that_cannot_be_are_refused(tmp_path, header, told):
+    assert told in refusal(write(tmp_path / "a.json", step(), **header))
 
 
 def test_a_trace_without_operations_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The file of imported traces gives back what was written, and nothing else passes for one."""
 
 import dataclasses
+import io
 import json
 import zipfile
 
@@ -69,6 +70,46 @@ def test_other_files_and_later_versions_are_refused(tmp_path, traces):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="must be a file"):
         read_traces(path)
+
+
+def rewritten(path, change):
+    """The file with its members changed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def array(values):
+    held = io.BytesIO()
+    np.save(held, np.array(values))
+    return held.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("member", "content", "told"),
+    [
+        ("0/name.npy", array([0, 1, 2, 99]), "name of rank 0 points outside its table"),
+        ("0/after.npy", array([7]), "after of rank 0 points outside its table"),
+        ("0/end_s.npy", array([1.0]), "end_s of rank 0 is of another shape or type"),
+        ("0/kind.npy", array(["a"]), "kind of rank 0 is of another shape or type"),
+        ("0/kind.npy", b"", "must be whole"),
+        (
+            "header.json",
+            b'{"format": "trainspace.traces", "version": 1, "ranks": [{}], "pairing": {}}',
+            "must be whole",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path, traces, member, content, told):
+    path = tmp_path / "a.dfg"
+    write_traces(path, traces, pair(traces))
+    rewritten(path, lambda members: members.update({member: content}))
+    with pytest.raises(ValueError, match=told) as caught:
+        read_traces(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_importing_what_is_imported_is_told(tmp_path, traces):
