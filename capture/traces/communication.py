@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, TypeAlias
 
-__all__ = ["Dims", "collective_name", "element_bytes", "elements", "kernel_collective", "rank_list"]
+__all__ = ["KNOWN", "Dims", "collective_name", "element_bytes", "elements", "kernel_collective", "rank_list"]
 
 NAMES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
@@ -14,6 +14,7 @@ NAMES = {
     "scatter": "scatter", "barrier": "barrier", "send": "send", "recv": "recv", "sendrecv": "send_recv",
     "allreducesparse": "all_reduce",
 }  # fmt: skip
+KNOWN = frozenset(NAMES.values())
 DROPPED = ("base", "coalesced", "intotensor", "tensor", "single", "block", "anysource")
 Dims: TypeAlias = list[int | list[int | list[int]]]
 """One shape, a list of shapes, or one of such lists."""

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from capture.traces.communication import Dims, collective_name, element_bytes, elements, kernel_collective, rank_list
+from capture.traces.communication import (
+    KNOWN,
+    Dims,
+    collective_name,
+    element_bytes,
+    elements,
+    kernel_collective,
+    rank_list,
+)
 from capture.traces.kineto_events import Annotation, Args, Columns
 from capture.traces.records import Group, Kind
 
@@ -109,9 +117,7 @@ def device_collectives(columns: Columns, job: Job, launched: np.ndarray, notices
             continue
         call = int(launched[row])
         note = None if call < 0 else around(columns.calls.where[call], columns.calls.start[call])
-        name = (
-            collective_name(args.collective or ("" if note is None else note.name) or "") or of_kernel or "collective"
-        )
+        name = _name(args.collective or ("" if note is None else note.name), of_kernel)
         group, where = job.group(args), columns.device.where[row]
         if group is None:
             group = assumed.setdefault(where, job.assumed(f"stream {len(assumed)}"))
@@ -186,6 +192,8 @@ def _asked(one: Collective) -> float:
 
 def _directed(one: Collective, args: Args, rank: int) -> Collective:
     """A send or receive as a transfer between two ranks, where the other is told."""
+    if one.name == "coalesced":
+        return replace(one, sequence=UNPAIRED)
     if one.name not in ("send", "recv"):
         return one
     peer = args.target_rank if one.name == "send" else args.source_rank
@@ -194,6 +202,14 @@ def _directed(one: Collective, args: Args, rank: int) -> Collective:
     pair = (rank, peer) if one.name == "send" else (peer, rank)
     kind = Kind.SEND if one.name == "send" else Kind.RECV
     return replace(one, kind=kind, peer=peer, transaction=f"{pair[0]}>{pair[1]}")
+
+
+def _name(told: str, of_kernel: str | None) -> str:
+    """What a collective is called; several in one kernel (`coalesced`) are told apart by the kernel at best."""
+    name = collective_name(told)
+    if told and (name in KNOWN or of_kernel is None):
+        return name
+    return "coalesced" if of_kernel == "send_recv" and told else of_kernel or "collective"
 
 
 class _Around:

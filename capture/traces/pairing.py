@@ -135,22 +135,33 @@ def _shared_groups(traces: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ..
                 (trace.group == index) & (trace.kind == CODE[Kind.COLLECTIVE]) & (trace.sequence >= 0)
             )
             rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
-            _check_group(trace, group, found)
-            found.setdefault((group.name, group.ranks), []).append(_Member(trace=trace, group=group, rows=rows))
+            key = _group_key(trace, group, found)
+            found.setdefault(key, []).append(_Member(trace=trace, group=group, rows=rows))
     return {key: members for key, members in found.items() if len(members) > 1}
 
 
-def _check_group(trace: RankTrace, group: Group, found: dict[tuple[str, tuple[int, ...]], list[_Member]]) -> None:
-    """A name stands for several groups where no rank is in two of them, as each node's own group."""
+def _group_key(
+    trace: RankTrace, group: Group, found: dict[tuple[str, tuple[int, ...]], list[_Member]]
+) -> tuple[str, tuple[int, ...]]:
+    """What a group is found by: that of an earlier one where it can be the same.
+
+    A name stands for several groups where no rank is in two of them, as each node's own group. Where one of two does
+    not tell its ranks (a recorder cuts long lists short), name and size must do.
+    """
     for (name, ranks), members in found.items():
+        if name != group.name:
+            continue
         other = members[0]
-        same = ranks == group.ranks and other.group.size == group.size
-        if name == group.name and not same and (not ranks or not group.ranks or set(ranks) & set(group.ranks)):
+        sizes = {group.size, other.group.size} - {0}
+        if len(sizes) < 2 and (ranks == group.ranks or not ranks or not group.ranks):
+            return name, ranks
+        if not ranks or not group.ranks or set(ranks) & set(group.ranks):
             mine, its = _members(group), _members(other.group)
             raise ValueError(
                 f"{trace.source}: process group {name!r} must have the members that {other.trace.source} tells, but "
                 f"has {mine} against {its}; give the ranks of one job"
             )
+    return group.name, group.ranks
 
 
 def _members(group: Group) -> str:

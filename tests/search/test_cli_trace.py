@@ -49,3 +49,9 @@ def test_bad_input_is_one_line_and_nothing_is_half_imported(ranks, tmp_path, cap
     assert main(["trace", "import", *ranks, "-o", str(out)]) == 0
     assert main(["trace", "import", *ranks, "-o", str(out)]) == 2
     assert "must not exist yet" in capsys.readouterr().err
+
+
+def test_an_installation_without_the_extra_is_told_which(ranks, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["trace", "import", *ranks]) == 2
+    assert "needs msgspec, which this installation lacks; pip install 'trainspace[traces]'" in capsys.readouterr().err

@@ -231,6 +231,15 @@ def test_sends_and_receives_that_tell_the_other_rank_are_transfers(tmp_path):
     assert pair(traces).num_transfers == 3
 
 
+def test_transfers_that_run_in_one_kernel_are_paired_with_nothing(tmp_path):
+    note = span("nccl:coalesced", "user_annotation", 5, 20)
+    events = [note, *launched("ncclDevKernel_SendRecv(...)", 10, 30, 50, 3, stream=20)]
+    (trace,) = read_all([write(tmp_path / "a.json", events)])
+    (row,) = np.flatnonzero(trace.kind == CODE[Kind.COLLECTIVE])
+    assert (trace.names[trace.name[row]], trace.sequence[row]) == ("coalesced", -1)
+    assert any("paired with nothing" in notice for notice in trace.notices)
+
+
 def test_iterations_are_steps_of_the_profiler_or_of_the_optimizer(tmp_path):
     (trace,) = read_all([write(tmp_path / "a.json", numbered(3))])
     assert sorted(set(trace.iteration.tolist())) == [0, 1, 2]

@@ -1,12 +1,14 @@
 """What ranks did together is paired, or refused with the figure that disagrees."""
 
 import copy
+import dataclasses
 import random
 
 import pytest
 
 from capture.traces.pairing import pair
 from capture.traces.recognise import read_all
+from capture.traces.records import Group
 from tests.capture.traces.written import event, header, step, write
 
 
@@ -76,6 +78,15 @@ def test_ranks_of_different_jobs_are_refused(tmp_path):
 def test_groups_of_one_name_may_share_no_rank(tmp_path):
     groups = [[{"name": "tp", "ranks": ranks}] for ranks in ([0, 1], [2, 3])]
     assert job(tmp_path, *([header(rank, 4, groups=groups[rank // 2])] for rank in range(4))).num_collectives == 0
+
+
+def test_a_group_that_does_not_tell_its_ranks_is_that_of_its_name_and_size(tmp_path):
+    traces = read_all([write(tmp_path / f"r{rank}.jsonl", header(rank), *steps()) for rank in (0, 1)])
+    untold = dataclasses.replace(traces[1], groups=(Group(name="world", size=2),))
+    assert pair([traces[0], untold]).num_collectives == 20
+    other = dataclasses.replace(traces[1], groups=(Group(name="world", size=3),))
+    with pytest.raises(ValueError, match="has 3 ranks against ranks"):
+        pair([traces[0], other])
 
 
 def test_other_counts_sizes_and_names_of_collectives_are_refused(tmp_path):
