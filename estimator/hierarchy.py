@@ -40,9 +40,9 @@ class Node:
 
     @property
     def times(self) -> int:
-        """How often the model runs it; 0 where its ops differ in that."""
-        found = {entry.times for entry in self.entries}
-        return found.pop() if len(found) == 1 else 0
+        """How often the model runs it; 0 where its ops are of several blocks."""
+        found = {entry.block.kind: entry.times for entry in self.entries}
+        return next(iter(found.values())) if len(found) == 1 else 0
 
     @property
     def part(self) -> Part | None:

@@ -22,7 +22,7 @@ from estimator.part import Part, part_of
 from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
 
-__all__ = ["AMOUNTS", "Entry", "amounts", "inventory", "scope_of"]
+__all__ = ["AMOUNTS", "Entry", "amounts", "inventory", "scope_of", "without_gradient"]
 
 PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT_GRAD)
 AMOUNTS = ("flops", "read_bytes", "written_bytes", "link_bytes", "parameters", "seconds")
@@ -84,8 +84,16 @@ def inventory(
                 counted.update(w.name for w in weights)
                 parameters = sum(_number(w.elements) for w in weights)
                 entries.append(_entry(op, block, times, parameters, recipe, chip, traffic))
-        shared |= counted
     return tuple(entries)
+
+
+def without_gradient(name: str) -> str:
+    """The name of the op whose gradient an op of that name is; the same of others.
+
+    >>> without_gradient("mlp.up_proj.weight_grad"), without_gradient("mlp.up_proj")
+    ('mlp.up_proj', 'mlp.up_proj')
+    """
+    return DERIVED.sub("", name)
 
 
 def scope_of(kind: BlockKind, name: str) -> tuple[str, ...]:
@@ -94,7 +102,7 @@ def scope_of(kind: BlockKind, name: str) -> tuple[str, ...]:
     >>> scope_of(BlockKind.MOE, "attention.q_proj.grad")
     ('layers', 'moe', 'attention', 'q_proj')
     """
-    inside = DERIVED.sub("", name).split(".")
+    inside = without_gradient(name).split(".")
     if kind.is_layer:
         return ("layers", kind.value, *inside)
     return (kind.value, *(inside[1:] if inside[0] == kind.value and len(inside) > 1 else inside))

@@ -68,7 +68,8 @@ def _read(path: Path) -> ModelSpec:
     try:
         return model_from_mapping(content)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        hint = "; a Hugging Face config.json needs a model_type" if path.suffix == ".json" else ""
+        raise ValueError(f"{path}: {error}{hint}") from error
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:

@@ -13,7 +13,7 @@ from typing import Final
 from estimator.part import Part
 from estimator.schedule import Kind
 
-__all__ = ["BLACK", "DISTINCT", "LINE", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "TRACE_NAMES", "on"]
+__all__ = ["BLACK", "DISTINCT", "LINE", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "STROKES", "TRACE_NAMES", "on"]
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
@@ -25,6 +25,8 @@ BLACK: Final = "#000000"
 
 DISTINCT: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, BLACK)
 """For up to eight groups that have no colour of their own, in this order."""
+STROKES: Final = (*DISTINCT[:6], "#5B4A00", BLACK)
+"""The same for lines on white, on which yellow is lost: dark brown in its place."""
 MANY: Final = (*DISTINCT[:-1], VIOLET, PLUM, MOSS, AQUA, INDIGO, PINE, ORCHID, MINT, GRAPE)
 """The same for more."""
 

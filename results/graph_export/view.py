@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from estimator.formulas import Formulas, formulas
 from estimator.graph import OpGraph
-from estimator.inventory import Entry
+from estimator.inventory import Entry, without_gradient
 from estimator.op import Op
 from estimator.precision import PrecisionRecipe
 
@@ -30,8 +30,8 @@ class GraphView:
         return formulas(self.graph, self.entries, self.recipe)
 
     def source_of(self, entry: Entry) -> str:
-        """The place of the model's code that an op was captured from; nothing where it was built."""
-        return self.sources.get((entry.block.kind.value, entry.op.name), "")
+        """The place of the model's code that an op, or what it is a gradient of, was captured from; else nothing."""
+        return self.sources.get((entry.block.kind.value, without_gradient(entry.op.name)), "")
 
 
 def kind_of(op: Op) -> str:

@@ -9,6 +9,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from results.colours import STROKES
 from results.plan import Plan
 from results.plan_answers import Curve
 from results.report.terminal import arithmetic
@@ -17,9 +18,7 @@ from results.table import Table
 __all__ = ["plan_page"]
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 420.0, 70.0, 46.0
-# Okabe and Ito 2008, with dark brown for their yellow: told apart with any common colour vision. Dashes say the same.
-HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5b4a00", "#000000")
-DASHES = ("none", "8 3", "2 3", "8 3 2 3", "14 4", "4 4", "1 5", "10 2 2 2")
+DASHES = ("none", "8 3", "2 3", "8 3 2 3", "14 4", "4 4", "1 5", "10 2 2 2")  # say what the colours say
 STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;margin:1em auto;max-width:72em;padding:0 1em;color:#222}"
     "svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:#333}.scroll{overflow-x:auto}"
@@ -86,7 +85,7 @@ def _curves(front: Table, points: Plan, bent: Sequence[Curve]) -> str:
         _tick((LEFT + WIDTH - 150.0) / 2, HEIGHT - 8.0, "chips", "middle"), _tick(14.0, 12.0, "days", "start"),
     ]  # fmt: skip
     for number, curve in enumerate(bent):
-        hue, dash = HUES[number % len(HUES)], DASHES[number % len(DASHES)]
+        hue, dash = STROKES[number % len(STROKES)], DASHES[number % len(DASHES)]
         spots = [
             (x.at(front["num_gpus"][p]), y.at(points.days[p]), p) for p in curve.places if math.isfinite(points.days[p])
         ]

@@ -24,6 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints the tree, the parts, or where each op of a captured graph comes from."""
     subject = read_subject(args, args.config)
     if args.source:
+        for name in ("csv", "metric", "depth"):
+            if getattr(args, name) not in (None, False):
+                raise ValueError(f"--{name} is for amounts, but --source tells places; leave one of them out")
         return _show_sources(args, subject)
     tree = GraphHierarchy(subject.name, subject.entries)
     if args.by == "part" and args.depth is not None:

@@ -147,9 +147,9 @@ def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
         graph, entries = priced_graph(point)
     except ValueError as error:
         raise ValueError(f"{target}: {error}") from error
-    told = f"one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
+    told = f"{point.name}: one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
     return GraphSubject(
-        name=point.name, told=told, graph=graph, recipe=recipe(point.strategy.precision), entries=entries,
+        name=point.model.name, told=told, graph=graph, recipe=recipe(point.strategy.precision), entries=entries,
         model=point.model,
     )  # fmt: skip
 

@@ -76,6 +76,12 @@ def test_an_op_counts_as_often_as_the_model_runs_its_layer():
     assert tree.aggregate(router, lambda entry: entry.op.dims[-1].size) == 59 * 256
 
 
+def test_scopes_of_several_kinds_of_layers_have_no_number_of_runs():
+    _, tree = tree_of("gpt_oss_120b")  # two kinds that run equally often
+    assert [node.times for node in tree.find("layers").children] == [18, 18]
+    assert tree.find("layers").times == 0
+
+
 def test_depths_are_model_ends_layers_and_their_halves():
     _, tree = tree_of()
     assert [node.path[-1] for node in tree.at_depth(1)] == ["embedding", "layers", "head", "mtp"]
@@ -116,6 +122,18 @@ def test_bytes_read_and_written_are_the_bytes_that_are_priced(precision):
         assert entry.read_bytes >= 0
         if not r.sensitive:
             assert entry.read_bytes + entry.written_bytes == pytest.approx(work(entry.op, entry.block, r).nbytes, 1e-12)
+
+
+def test_what_is_held_on_the_chip_is_neither_read_nor_written():
+    r = recipe("bf16")
+    streaming = [e for e in inventory(lowered(), r) if not e.op.dims and e.op.kind is not OpKind.COLLECTIVE]
+    held = [entry for entry in streaming if entry.op.held.intersection(entry.op.outputs)]
+    assert held
+    for entry in streaming:
+        op, tensors = entry.op, entry.block.tensors
+        for names, moved in ((op.inputs, entry.read_bytes), (op.outputs, entry.written_bytes)):
+            each = [tensors[n].elements * r.nbytes(tensors[n].role) for n in names if n not in op.held]
+            assert moved == pytest.approx(op.passes * sum(each), rel=1e-12), op.name
 
 
 def test_a_product_reads_two_matrices_and_writes_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_a_file_reads_back_as_it_was_written(name, make):
     again = read_ops("file", text)
     assert again == ops
     assert ops_text(again) == text
+
+
+def test_shares_of_bytes_and_of_rows_stay_exact():
+    graph = of_a_rank("deepseek_v3")
+    kind = graph.kinds[1]
+    ops = [op.but(payload=op.payload / 3, load=4 / 3) if op.payload else op for op in graph.blocks[kind].ops]
+    uneven = replace(graph, blocks={**graph.blocks, kind: graph.blocks[kind].with_ops(tuple(ops))})
+    assert uneven != graph
+    assert read_ops("file", ops_text(OpsFile(graph=uneven, told="", precision="bf16"))).graph == uneven
 
 
 def broken(change):

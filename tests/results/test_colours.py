@@ -10,7 +10,8 @@ import pytest
 
 from estimator.part import Part
 from estimator.schedule import Kind
-from results.colours import MANY, PART_COLOURS, PASS_COLOURS, on
+from results.colours import MANY, PART_COLOURS, PASS_COLOURS, STROKES, on
+from results.report.gantt import LETTERS
 
 # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, on linear RGB.
 VISIONS = {
@@ -66,3 +67,11 @@ def test_colours_stand_in_one_file(root):
         if hues.search(path.read_text(encoding="utf-8"))
     }
     assert found == {"results/colours.py"}
+
+
+def test_the_page_of_a_run_draws_passes_and_lines_in_the_colours_of_the_table(root):
+    text = (root / "results" / "report" / "page" / "pipeline.js").read_text(encoding="utf-8")
+    told = dict(re.findall(r'(\w): \["(#[0-9A-Fa-f]{6})"', text.partition("const PASSES")[2].partition(";")[0]))
+    assert told == {LETTERS[kind]: colour for kind, colour in PASS_COLOURS.items()}
+    lines = (root / "results" / "report" / "page" / "draw.js").read_text(encoding="utf-8").partition("const HUES")[2]
+    assert tuple(h.upper() for h in re.findall(r"#[0-9A-Fa-f]{6}", lines.partition(";")[0])) == STROKES

@@ -137,7 +137,7 @@ def test_arrows_of_dot_are_the_tensors_between_ops():
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ['a"b', "back\\slash", "two\nlines", "<b>&"])
+@pytest.mark.parametrize("name", ['a"b', "back\\slash", "ends in \\", "two\nlines", "<b>&"])
 def test_names_of_any_characters_stay_whole(name):
     view = GraphView(**{f: getattr(logical("llama3_8b"), f) for f in ("told", "graph", "recipe", "entries")}, name=name)
     graph = parsed(dot_text(view))
@@ -145,6 +145,7 @@ def test_names_of_any_characters_stay_whole(name):
     read = _Page()
     read.feed(page(view))
     assert " ".join(name.split()) in " ".join(" ".join(read.said).split())
+    assert "b" not in read.tags
 
 
 @pytest.mark.parametrize("make", MAKERS)

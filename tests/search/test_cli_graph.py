@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -72,6 +73,17 @@ def test_a_configuration_shows_the_ops_of_one_rank_as_the_estimate_lists_them(se
     assert rows[""]["ops"] == sum(op.times for op in listed)
     assert rows[""]["seconds"] == pytest.approx(sum(op.times * op.seconds for op in listed), rel=1e-12)
     assert rows[""]["link_bytes"] == pytest.approx(sum(op.times * op.link_bytes for op in listed), rel=1e-12)
+
+
+def test_what_runs_again_is_an_op_of_its_own(search):
+    phases = []
+    for recompute in ("none", "full"):
+        words = ("llama3_8b_small:fully_sharded", "--set", f"strategy.recompute={recompute}", "--to", "csv")
+        said = search("graph", "export", *words)
+        assert said.code == 0, said.err
+        phases.append([row["phase"] for row in csv.DictReader(io.StringIO(said.out))])
+    assert [told.count("recompute") > 0 for told in phases] == [False, True]
+    assert [told.count("forward") for told in phases] == [phases[0].count("forward")] * 2
 
 
 def test_csv_has_a_line_per_scope(search):
@@ -142,10 +154,21 @@ def test_an_exported_graph_is_read_back_exactly(search, tmp_path, target):
     assert [{k: v for k, v in row.items() if k not in {"seconds"}} for row in again.values()] == without
 
 
+def test_a_table_tells_the_place_behind_each_op_and_behind_its_gradients(search, graph):
+    said = search("graph", "export", graph, "--to", "csv", "--backward")
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert {row["phase"] for row in rows} == {"forward", "backward", "weight_grad"}
+    assert all(re.search(r"\w+\.py:\d+$", row["source"]) for row in rows)
+    assert all(not row["source"] for row in csv.DictReader(io.StringIO(
+        search("graph", "export", "config.json", "--to", "csv").out)))  # fmt: skip
+
+
 def test_what_a_format_leaves_out_is_told(search):
     said = search("graph", "export", "deepseek_v3:published", "--to", "dot")
     assert said.code == 0
-    assert "dot has the forward operations; 4,365 of gradients and recompute are left out" in said.err
+    (told,) = re.findall(r"dot has the forward operations; ([\d,]+) of gradients and recompute are left out", said.err)
+    listed = price_ops(read_point("deepseek_v3:published", None, []))
+    assert int(told.replace(",", "")) == sum(op.times for op in listed if op.phase != "forward")
 
 
 EXPORT_HOSTILE = {
@@ -241,6 +264,7 @@ HOSTILE = {
     "an unknown recipe": (["llama3_8b", "--precision", "bf15"], "precision must be one of"),
     "a sequence of a configuration": (["deepseek_v3:published", "--seq", "8"], "--seq is for a model"),
     "an override of a model": (["llama3_8b", "--set", "strategy.tp=2"], "--set changes a configuration"),
+    "sources as CSV": (["llama3_8b", "--source", "--csv"], "--csv is for amounts, but --source tells places"),
     "depth of parts": (["llama3_8b", "--by", "part", "--depth", "2"], "--depth is for scopes"),
     "a negative depth": (["llama3_8b", "--depth", "-1"], "--depth"),
 }
@@ -253,4 +277,58 @@ def test_bad_input_is_one_line_and_2(search, tmp_path, name):
     words, law = HOSTILE[name]
     said = search("graph", "show", *words)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert law in said.err
+
+
+def changed(content, *way):
+    *way, last, value = way
+    for key in way:
+        content = content[key]
+    content[last] = value
+
+
+def turned(content):
+    ops = content["blocks"][1]["ops"]
+    ops[0]["inputs"] = [ops[3]["outputs"][0]]
+
+
+FILES = {
+    "truncated": (lambda text: text[:1000], "must be JSON text"),
+    "empty": (lambda text: "", "must hold the fields of a model"),
+    "another version": (lambda c: changed(c, "version", 1), "version must be 2, but got 1; capture the model again"),
+    "a cycle": (turned, "the ops form a cycle"),
+    "layers 0": (lambda c: changed(c, "model", "num_layers", 0), "num_layers must be at least 1"),
+    "a negative size": (lambda c: changed(c, "blocks", 1, "ops", 1, "dims", 0, 0, -1), "must be a number from 0 to"),
+    "a negative tensor": (lambda c: changed(c, "blocks", 1, "tensors", "x", 1, 0, 0, -1), "must be a number from 0"),
+    "a negative width": (lambda c: changed(c, "model", "hidden", -8), "hidden must be at least 1"),
+    "no graph": (lambda text: '{"a": 1}', "a is not a key of a model"),
+    "no object": (lambda text: "[1]", "must hold the fields of a model"),
+    "a config without model type": (
+        lambda text: '{"hidden_size": 8}',
+        "; a Hugging Face config.json needs a model_type",
+    ),
+    "a config of no layers": (
+        lambda text: (
+            '{"model_type": "llama", "num_hidden_layers": 0, "hidden_size": 8, "vocab_size": 9, '
+            '"intermediate_size": 8, "num_attention_heads": 2}'
+        ),
+        "num_hidden_layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["show", "export", "diff", "estimate"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_bad_graph_file_is_one_line_and_2_for_every_command(search, graph, tmp_path, name, command):
+    change, law = FILES[name]
+    text = (tmp_path / graph).read_text()
+    content = json.loads(text)
+    made = change(text) if change.__code__.co_varnames[0] == "text" else change(content)
+    (tmp_path / "bad.json").write_text(made if isinstance(made, str) else json.dumps(content))
+    (tmp_path / "bad.yaml").write_text("model: bad.json\nsystem: dgx_h100\nworkload: {seq: 8, global_batch: 8}\n")
+    words = {"show": ["graph", "show", "bad.json"], "export": ["graph", "export", "bad.json", "--to", "csv"],
+             "diff": ["graph", "diff", graph, "bad.json"], "estimate": ["estimate", "bad.yaml"]}  # fmt: skip
+    said = search(*words[command])
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "bad.json" in said.err
     assert law in said.err
