@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from estimator.chip_rules import compiled, formats, host_known, launches, multiplies, offered
 from estimator.layer_rules import groups_split, keys_gathered, keys_read, layers_of, scans_spread, split_groups
 from estimator.layers import Mlp
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
-from estimator.precision import recipe
-from estimator.schedule.rules import VEES
+from estimator.schedule_rules import paired, schedule_refusal, schedule_runs
 from estimator.strategy import (
     ContextParallel,
     CudaGraph,
@@ -30,10 +30,9 @@ from estimator.strategy import (
     Strategy,
 )
 from estimator.workload import Workload
-from hardware.dtype import DType
 from hardware.system import SystemSpec
 
-__all__ = ["RULES", "Case", "Rule", "check", "explain", "paired"]
+__all__ = ["RULES", "Case", "Rule", "check", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +179,6 @@ def _optimizer(c: Case) -> np.ndarray:
     return (c.offload_states == 0) | (c.strategy.optimizer is not Optimizer.MUON)
 
 
-def _host(c: Case) -> np.ndarray:
-    shares = [c.sizes[f"offload_{part.name}"] for part in fields(Offload)]
-    chip = c.system.chip
-    known = min(chip.host_bytes_per_s, chip.host_memory_bytes, chip.host_memory_bytes_per_s) > 0
-    return np.asarray(np.logical_and.reduce([share == 0 for share in shares]) | known)
-
-
 def _layers(c: Case) -> np.ndarray:
     chunks = c.pp * c.vpp
     if isinstance(c.strategy.layout, tuple):
@@ -219,21 +211,7 @@ def _per_chunk(c: Case) -> np.ndarray:
 
 
 def _schedule(c: Case) -> np.ndarray:
-    pp, v, m = c.pp, c.vpp, c.num_micro_batches
-    schedule = c.strategy.schedule
-    if schedule is Schedule.INTERLEAVED:
-        group = np.maximum(pp, 1) if c.strategy.interleave_group == 0 else c.strategy.interleave_group
-        left = m % group
-        return np.asarray((pp >= 2) & (v >= 2) & (group >= pp) & (m >= group) & ((left == 0) | (left >= pp)))
-    if schedule is Schedule.BREADTH_FIRST:
-        return (pp >= 2) & (v >= 2)
-    if schedule in VEES:
-        return (pp >= 2) & (v == 2) & ((schedule is not Schedule.DUALPIPE_V) | (m >= 2 * pp))
-    if schedule is Schedule.DUALPIPE:
-        return (v == 1) & (pp >= 2) & (pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp)
-    if schedule is Schedule.ONE_F_ONE_B:
-        return np.asarray(v == 1)
-    return (v == 1) & (pp >= 2)
+    return schedule_runs(c.strategy, c.pp, c.vpp, c.num_micro_batches)
 
 
 def _recompute(c: Case) -> np.ndarray:
@@ -241,14 +219,6 @@ def _recompute(c: Case) -> np.ndarray:
     n = c.recompute_layers
     least = 0 if per_chunk else 1  # where each chunk has its own number, the common one is ignored
     return (n >= least) & (n % 1 == 0) if block else (n == 0) & (not per_chunk)
-
-
-def paired(schedule: Schedule) -> bool:
-    """Whether forward and backward of different micro-batches run side by side.
-
-    Then the all-to-all of one can hide behind the compute of the other.
-    """
-    return schedule in {Schedule.INTERLEAVED, Schedule.DUALPIPE, Schedule.DUALPIPE_V}
 
 
 def _overlap_ep(c: Case) -> np.ndarray:
@@ -270,20 +240,12 @@ def _cuda_graph(c: Case) -> np.ndarray:
     return _true(c) & (is_static or c.strategy.cuda_graph is not CudaGraph.FULL)
 
 
-def _formats(s: Strategy) -> tuple[DType, ...]:
-    """What a recipe multiplies, each once."""
-    r = recipe(s.precision)
-    return tuple(dict.fromkeys((r.gemm, r.attention)))
-
-
-def _offered(system: SystemSpec) -> str:
-    """What the matrix engines of a system multiply, by chip."""
-    by_chip = {part.chip.name: part.chip.matrix_flops_per_s for part in system.parts}
-    return " and ".join(f"{name} has {', '.join(d.value for d in formats)}" for name, formats in by_chip.items())
-
-
 def _engine(c: Case) -> np.ndarray:
-    return _true(c) & all(part.chip.offers(dtype) for part in c.system.parts for dtype in _formats(c.strategy))
+    return _true(c) & multiplies(c.strategy, c.system)
+
+
+def _launches(c: Case) -> np.ndarray:
+    return _true(c) & launches(c.strategy, c.system)
 
 
 def _segments(c: Case) -> np.ndarray:
@@ -314,6 +276,8 @@ RULES: tuple[Rule, ...] = (
          "choose another precision or chip"),
     Rule("cuda_graph", _cuda_graph, "a captured iteration needs shapes that do not depend on where tokens are routed",
          "use cuda_graph: layer, which leaves what experts do outside, or a model with a capacity_factor"),
+    Rule("launches", _launches, "cuda_graph captures launches, but a step of {compiled} is one compiled program, which "
+         "has none", "set cuda_graph: none"),
     Rule("world", lambda c: _divides(c.system.num_chips, c.tp * c.cp * c.pp),
          "num_chips ({num_chips}) must be divisible by tp ({tp}) * cp ({cp}) * pp ({pp})",
          "choose degrees whose product divides it"),
@@ -364,18 +328,15 @@ RULES: tuple[Rule, ...] = (
          "dp_replicate ({dp_replicate})", "lower dp_replicate, or ep"),
     Rule("optimizer", _optimizer, "{optimizer} needs momentum on the chip that orthogonalises it, but offload of "
          "states is {offload_states}", "set offload states to 0, or optimizer: adam"),
-    Rule("offload", _host, "offload needs a chip whose link to the host and whose host's memory are known, and of "
+    Rule("offload", lambda c: host_known(c.sizes, c.system),
+         "offload needs a chip whose link to the host and whose host's memory are known, and of "
          "{chip} they are not", "set offload to 0, or give the chip host_bytes_per_s, host_memory_bytes and "
          "host_memory_bytes_per_s"),
     Rule("layers", _layers, "layers ({num_layers}) must fill pp * vpp = {pp} * {vpp} chunks, but for the first and the "
          "last{layout}", "lower pp or vpp, or correct the layout"),
     Rule("auto_layout", _auto_layout, "layout auto balances the stages of a pipeline (pp {pp}) that recompute alike",
          "leave layout out where pp is 1, and recompute_per_chunk where layers are balanced"),
-    Rule("schedule", _schedule, "{schedule} must suit pp {pp}, vpp {vpp} and {num_micro_batches} micro-batches{group}",
-         "interleaved: pp >= 2, vpp >= 2, interleave_group in [pp, micro-batches] (0: pp) and what is left of whole "
-         "groups 0 or at least pp; breadth-first: pp >= 2, vpp >= 2; zb-v, v-half, v-min, dualpipe-v: pp >= 2, vpp 2, "
-         "dualpipe-v micro-batches >= 2 pp; dualpipe: pp even, micro-batches even and >= 2 pp, vpp 1; gpipe and other "
-         "zb: pp >= 2, vpp 1; pp 1: 1f1b"),
+    Rule("schedule", _schedule, "{schedule_law}", "{schedule_remedy}"),
     Rule("recompute_per_chunk", _per_chunk, "recompute_per_chunk ({recompute_per_chunk}) must name each of pp * vpp = "
          "{pp} * {vpp} chunks, from 0 to its layers ({chunk_layers}) and not all of them 0",
          "correct it; write all zero as recompute: none"),
@@ -421,11 +382,12 @@ def explain(case: Case, code: int, row: int = 0) -> str:
     """Law, offence and remedy of a failed rule for one row."""
     rule = RULES[code - 1]
     moe, s = case.model.moe, case.strategy
+    law, remedy = schedule_refusal(s, *(int(sizes[row]) for sizes in (case.pp, case.vpp, case.num_micro_batches)))
     chunk_layers = _chunk_layers(case, max(int(case.pp[row] * case.vpp[row]), 1))
     names: dict[str, object] = {name: f"{values[row]:g}" for name, values in case.sizes.items()}
     names |= {
-        "precision": s.precision, "formats": " and ".join(d.value for d in _formats(s)),
-        "offered": _offered(case.system),
+        "precision": s.precision, "formats": " and ".join(d.value for d in formats(s)),
+        "offered": offered(case.system), "compiled": compiled(case.system),
         "segments": " + ".join(str(part.num_chips) for part in case.system.parts),
         "num_chips": case.system.num_chips, "num_heads": case.model.num_heads, "num_kv_heads": case.model.num_kv_heads,
         "groups": " and ".join(f"{name} ({number})" for name, number in split_groups(case.model).items()),
@@ -433,9 +395,9 @@ def explain(case: Case, code: int, row: int = 0) -> str:
         "redundant_experts": s.redundant_experts,
         "seq": case.workload.seq, "chip": case.system.chip.name,
         "global_batch": case.workload.global_batch, "num_layers": case.model.num_layers,
-        "schedule": s.schedule.value, "optimizer": s.optimizer.value, "tp_chunks": s.tp_chunks,
+        "optimizer": s.optimizer.value, "tp_chunks": s.tp_chunks,
         "chunk_layers": _joined(chunk_layers),
         "recompute_per_chunk": _joined(s.recompute_per_chunk or ()), "layout": _told(s.layout),
-        "group": f" in groups of {s.interleave_group}" if s.interleave_group else "",
+        "schedule_law": law, "schedule_remedy": remedy,
     }  # fmt: skip
     return f"{rule.name}: {rule.law.format(**names)}; {rule.remedy.format(**names)}"

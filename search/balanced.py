@@ -19,8 +19,9 @@ from estimator.auto_layout import pipeline_of
 from estimator.cost.table import Base
 from estimator.layout import even_layers
 from estimator.model import ModelSpec
-from estimator.rules import Case, paired
+from estimator.rules import Case
 from estimator.schedule.rules import VEES
+from estimator.schedule_rules import paired
 from estimator.segments import segment_of_ranks
 from estimator.step import distinct
 from estimator.strategy import LayoutRule, Schedule, Strategy

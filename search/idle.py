@@ -13,7 +13,7 @@ import numpy as np
 from estimator.build import build
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
-from estimator.rules import paired
+from estimator.schedule_rules import paired
 from estimator.strategy import Chunks, Module, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 

@@ -28,7 +28,7 @@ Rejected = dict[str, tuple[int, str]]
 """By rule: how many points it refuses, and an example."""
 
 CHUNK = 1 << 18  # grid points that are checked at a time: a few tens of MB of masks
-OF_VARIANTS_ALONE = frozenset({"engine", "cuda_graph", "offload", "sparse_kernel"})
+OF_VARIANTS_ALONE = frozenset({"engine", "cuda_graph", "launches", "offload", "sparse_kernel"})
 """Rules that look at one axis under a structure, the model and the chip: checked before all others, value by value."""
 OF_PAIRS = frozenset({"optimizer"})
 """Rules that look at the optimizer and at what is kept on the host, and at nothing else."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from estimator.result import StepResult
-from estimator.rules import paired
 from estimator.schedule import Kind, Order, Simulation
 from estimator.schedule.rules import VEES
+from estimator.schedule_rules import paired
 from estimator.strategy import Recompute, Schedule, Strategy
 from hardware.units import GB, format_bytes, format_seconds
 from results.report.gantt import Lane, save_gantt, text_gantt

@@ -9,6 +9,7 @@ import pytest
 
 from estimator.rules import RULES, Case, check, explain
 from estimator.schedule import check_conditions
+from estimator.schedule_rules import schedule_refusal, schedule_runs
 from estimator.step import evaluate
 from estimator.strategy import (
     ContextParallel,
@@ -38,6 +39,7 @@ OFFENDERS = {
         Strategy(cuda_graph=CudaGraph.FULL),
         "shapes that do not depend on where tokens are routed",
     ),
+    "launches": (LLAMA, Strategy(cuda_graph=CudaGraph.FULL), "a step of tpu-v5p is one compiled program"),
     "world": (LLAMA, Strategy(pp=3), r"num_chips \(64\) must be divisible by tp \(1\) \* cp \(1\) \* pp \(3\)"),
     "segments": (LLAMA, Strategy(pp=1), r"pp \(1\) times the chips of each segment \(32 \+ 32\) .* divisible by 64"),
     "heads": (LLAMA, Strategy(tp=32), r"heads \(16\) must be divisible by tp \(32\)"),
@@ -72,7 +74,7 @@ OFFENDERS = {
     "offload": (LLAMA, Strategy(offload=Offload(states=0.5)), "host's memory are known, and of .* they are not"),
     "layers": (LLAMA, Strategy(pp=16), r"layers \(8\) must fill pp \* vpp = 16 \* 1 chunks"),
     "auto_layout": (LLAMA, Strategy(layout=LayoutRule.AUTO), r"balances the stages of a pipeline \(pp 1\)"),
-    "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe must suit pp 1, vpp 1"),
+    "schedule": (LLAMA, Strategy(schedule=Schedule.GPIPE), "gpipe needs a pipeline, but pp is 1; try"),
     "recompute_per_chunk": (
         LLAMA,
         Strategy(pp=2, recompute=Recompute.parse("block"), recompute_per_chunk=(4, 5)),
@@ -86,6 +88,8 @@ OFFENDERS = {
 
 def system_and_work(name):
     system = catalog.cluster("dgx_a100", 64) if name == "engine" else h100(64)
+    if name == "launches":
+        system = catalog.cluster("tpu_v5p_pod", 64)
     if name == "offload":
         system = replace(system, chip=replace(system.chip, host_bytes_per_s=0.0))
     system = mixed("two", (h100(32), h100(32))) if name == "segments" else system
@@ -176,16 +180,58 @@ def test_only_ulysses_leaves_a_causal_sequence_in_one_piece():
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_the_schedule_rule_is_never_laxer_than_the_order_generator(schedule):
-    grid = [(pp, v, b) for pp in (1, 2, 3, 4, 6) for v in (1, 2, 4) for b in (1, 2, 4, 6, 12, 16)]
-    pp, v, batch = (np.array(x, dtype=float) for x in zip(*grid, strict=True))
+def test_the_schedule_rule_refuses_what_it_has_words_for_and_nothing_else(schedule):
+    grid = [
+        (pp, v, m, group)
+        for pp in (1, 2, 3, 4, 6)
+        for v in (1, 2, 4)
+        for m in (1, 2, 4, 6, 9, 12, 16)
+        for group in (0, 2, 4, 8)
+    ]
+    for pp, v, m, group in grid:
+        s = Strategy(schedule=schedule, interleave_group=group)
+        law, remedy = schedule_refusal(s, pp, v, m)
+        assert bool(law) is bool(remedy) is not schedule_runs(s, *(np.array([float(x)]) for x in (pp, v, m)))[0]
+        if not law:
+            assert check_conditions(schedule, pp, m, v, group) is None  # the order generator has one
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize(("pp", "v", "batch"), [(1, 1, 16), (1, 2, 16), (3, 1, 2), (3, 2, 4), (4, 1, 4), (4, 4, 6)])
+def test_a_schedule_is_refused_by_its_own_condition_alone(schedule, pp, v, batch):
     deep = replace(LLAMA, num_layers=48)
-    for i in range(len(grid)):
-        work = Workload(seq=SEQ, global_batch=int(batch[i]))
-        system = h100(int(pp[i]))
-        got = first_rule(deep, Strategy(pp=pp[i], vpp=v[i], schedule=schedule), system, work)[0]
-        if got == "":
-            assert check_conditions(schedule, int(pp[i]), int(batch[i]), int(v[i])) is None
+    work, system = Workload(seq=SEQ, global_batch=batch), h100(pp)
+    case = Case.of(deep, Strategy(pp=pp, vpp=v, schedule=schedule), system, work)
+    code = int(check(case)[0])
+    if code:
+        said = explain(case, code)
+        assert said.startswith(f"schedule: {schedule.value} ")
+        others = {s.value for s in Schedule} - {schedule.value, "1f1b", "interleaved"}  # which remedies name
+        assert not others.intersection(said.replace(",", " ").replace(";", " ").split())
+        assert "; try " in said
+
+
+def test_the_remedy_of_a_schedule_is_legal():
+    deep, work = replace(LLAMA, num_layers=48), Workload(seq=SEQ, global_batch=6)
+    s = Strategy(pp=4, vpp=2, schedule=Schedule.INTERLEAVED)
+    case = Case.of(deep, s, h100(4), work)
+    said = explain(case, int(check(case)[0]))
+    assert said == "schedule: interleaved needs micro-batches (6) divisible by pp (4); try 4 or 8"
+    for batch in (4, 8):
+        assert first_rule(deep, s, h100(4), replace(work, global_batch=batch)) == [""]
+
+
+@pytest.mark.parametrize("scope", [scope for scope in CudaGraph if scope is not CudaGraph.NONE])
+@pytest.mark.parametrize("cluster", ["tpu_v5p_pod", "tpu_v6e_pod", "trn2_ultraserver"])
+def test_nothing_is_captured_where_a_step_is_one_compiled_program(cluster, scope):
+    system = catalog.cluster(cluster, 64)
+    assert first_rule(LLAMA, Strategy(cuda_graph=scope), system, WORK) == ["launches"]
+    assert first_rule(LLAMA, Strategy(), system, WORK) == [""]
+
+
+@pytest.mark.parametrize("cluster", ["dgx_h100", "mi300x_8x", "ascend_910b_pod"])
+def test_launches_are_captured_where_a_host_makes_them(cluster):
+    assert first_rule(LLAMA, Strategy(cuda_graph=CudaGraph.FULL), catalog.cluster(cluster, 64), WORK) == [""]
 
 
 def test_rows_of_a_batch_are_marked_each_with_its_own_rule():
