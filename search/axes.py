@@ -279,6 +279,7 @@ AXES: tuple[Axis, ...] = (
 """Every choice of a strategy, in the canonical order: the last varies fastest."""
 
 _SPREADS = ("range", "powers_of_two")
+_MODULES = frozenset(m.value for m in Module)
 
 
 def axis_values(strategy: Strategy) -> dict[str, object]:
@@ -327,6 +328,8 @@ def write_axes(axes: Mapping[str, tuple[object, ...]]) -> dict[str, Plain]:
     result: dict[str, Any] = {}
     for axis in AXES:
         values = [value.value if isinstance(value, Open) else axis.write(value) for value in axes[axis.name]]
+        if axis.name == "recompute" and len(values) > 1 and set(values) <= _MODULES:  # a flat list could be one choice
+            values = [[value] for value in values]
         holder = result.setdefault(str(axis.key[0]), {}) if len(axis.key) == 2 else result
         holder[str(axis.key[-1])] = values[0] if len(values) == 1 else values
     return result
@@ -386,8 +389,7 @@ def _is_one(axis: Axis, value: list[Plain]) -> bool:
 
 def _check_modules(document: Document, axis: Axis, key: Key, value: list[Plain]) -> None:
     """A flat list of recompute modules could be one choice or several."""
-    modules = {m.value for m in Module}
-    if axis.name == "recompute" and len(value) > 1 and all(isinstance(item, str) and item in modules for item in value):
+    if axis.name == "recompute" and len(value) > 1 and all(isinstance(v, str) and v in _MODULES for v in value):
         one = "+".join(str(item) for item in value)
         accepted = f"{one} (one choice), {[[item] for item in value]} (one choice each)"
         raise document.error(key, "a list of modules alone is ambiguous", value, accepted)

@@ -275,9 +275,8 @@ def read_model(document: Document, folder: Path, phases: Sequence[str] = ("train
         if isinstance(value, dict):
             return model_from_mapping(value)
         if isinstance(value, str):
-            beside = folder / value
             known = os.path.exists(spaces.MODELS / f"{value}.yaml")  # Path.exists raises on a name too long
-            model = load_model(str(beside) if os.path.exists(beside) and not known else value, [spaces.MODELS])
+            model = load_model(value if known else str(_beside(folder, value) or value), [spaces.MODELS])
             if isinstance(model, CapturedModel) and model.captured.phase not in phases:
                 law = f"is a graph of phase {model.captured.phase}"
                 raise document.error(key, law, value, f"one that was captured with --phase {phases[0]}")
@@ -287,6 +286,16 @@ def read_model(document: Document, folder: Path, phases: Sequence[str] = ("train
     except ValueError as error:
         raise _refused(document, key, error) from None
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """What a name means beside a space, written without detours such as `spaces/../`; None where nothing is there."""
+    joined = folder / name
+    if not os.path.exists(joined):
+        return None
+    plain = os.path.normpath(joined)
+    is_same = os.path.exists(plain) and os.path.samefile(plain, joined)  # not where a folder on the way is a link
+    return Path(plain) if is_same else joined
 
 
 def _is_captured(document: Document) -> bool:
@@ -302,9 +311,8 @@ def _captured(document: Document, folder: Path, phase: str) -> CapturedModel:
     value = document.get(("model",))
     if not isinstance(value, str):
         raise document.error(("model",), "must be the path of a config.json beside capture: true", value)
-    beside = folder / value
     try:
-        return capture_model(beside if os.path.exists(beside) else value, phase=phase)
+        return capture_model(_beside(folder, value) or value, phase=phase)
     except ValueError as error:
         raise _refused(document, ("model",), error) from None
 
@@ -332,8 +340,7 @@ def _with_files(document: Document, folder: Path) -> Document:
         name = given.get("file") if isinstance(given, dict) else given
         if not isinstance(name, str) or not (isinstance(given, dict) or name.endswith((".yaml", ".yml"))):
             continue
-        beside = folder / name
-        file = beside if os.path.exists(beside) else Path(name)
+        file = _beside(folder, name) or Path(name)
         if not os.path.isfile(file):
             raise document.error(key, "names a file that is not there", name, "a file that search calibrate -o wrote")
         document = document.with_value(key, {**read_document(file).mapping(()), **changes}, document.place(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +59,24 @@ def search(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     def run(*words: str | Path) -> Said:
         capsys.readouterr()
         code = main([str(word) for word in words])
-        return Said(code, *capsys.readouterr())
+        said = Said(code, *capsys.readouterr())
+        assert not said_twice(said.err), said.err
+        return said
 
     return run
+
+
+DETOUR = re.compile(r"(?:^|/)[^./\s][^/\s]*/\.\./")
+
+
+def said_twice(text: str) -> list[str]:
+    """Places that an error names again, `FILE: FILE: ...`, and paths that go in and out of a folder (`in/../out`)."""
+    found = []
+    for line in text.splitlines():
+        heads = [head.partition(":")[0].strip() for head in line.removeprefix("search: ").split(": ")[:-1]]
+        found += [head for i, head in enumerate(heads) if {"/", "."} & set(head) and head in heads[:i]]
+        found += [word for word in line.split() if DETOUR.search(word)]
+    return found
 
 
 SMALL = "llama3_8b_small"

@@ -524,3 +524,9 @@ def test_an_override_that_is_not_utf_8_is_refused():
 def test_no_text_does_more_than_be_refused(text):
     with pytest.raises(SpaceError):
         parse_space(text, "x.yaml")
+
+
+def test_one_recompute_module_each_is_written_as_it_is_read():
+    """A flat list of modules could be one choice, and is refused."""
+    space = parse_space(f"{HEAD}strategy: {{recompute: [[mlp], [layernorm]]}}\n")
+    assert parse_space(space.resolved_yaml()) == space
