@@ -141,7 +141,7 @@ class Family:
 
     def kits(self, s: Columns) -> np.ndarray:
         """The kit of variants of each structure [S]; `s`: sizes as rules.Case has them."""
-        idle = idle_variants(self.space.model, s)
+        idle = idle_variants(self.space.model, self.strategy, s)
         return np.asarray(sum(idle[name].astype(np.int64) << bit for bit, name in enumerate(IDLE_VARIANTS)))
 
     def world(self, choices: Choices) -> tuple[World, Columns]:

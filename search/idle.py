@@ -14,11 +14,11 @@ from estimator.build import build
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
 from estimator.schedule_rules import paired
-from estimator.strategy import Chunks, Module, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import Chunks, ContextParallel, Module, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 
-__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "refused_overlaps", "refuses_ep", "shares_weights",
-           "without_idle_options"]  # fmt: skip
+__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "present", "refused_overlaps", "refuses_ep",
+           "shares_weights", "without_idle_options"]  # fmt: skip
 
 Columns = dict[str, np.ndarray]
 
@@ -36,7 +36,7 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     off |= {"dp_replicate": 1} if stage == 0 else {}
     off |= {"reshard_after_forward": 1} if stage < 3 else {}
     off |= {"prefetch_blocks": 1} if stage < 3 or not dp_overlap else {}
-    off |= {"overlap_cp": 1} if s.cp == 1 else {}
+    off |= {"overlap_cp": 1} if s.cp == 1 or s.context_parallel is not ContextParallel.RING else {}
     off |= {"bucket_bytes": 0} if not dp_overlap or s.zero_stage >= 3 else {}
     if s.schedule is not Schedule.INTERLEAVED or s.interleave_group == s.pp:
         s = replace(s, interleave_group=0)
@@ -51,19 +51,27 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
 
 
 def effective(model: ModelSpec, choice: Recompute) -> Recompute:
-    """A recompute choice without the modules that a model lacks."""
+    """A recompute choice without the modules that a model lacks, and those that lie inside the others."""
     if choice.kind is not RecomputeKind.SELECTIVE:
         return choice
-    modules = choice.modules & _modules(model)
-    return Recompute(kind=RecomputeKind.SELECTIVE, modules=modules) if modules else Recompute()
+    left = present(model, choice.modules)
+    for module in sorted(left, key=lambda m: m.value):
+        if all(names & (left - {module}) for names in _of_ops(model) if module in names):
+            left -= {module}
+    return Recompute(kind=RecomputeKind.SELECTIVE, modules=left) if left else Recompute()
+
+
+def present(model: ModelSpec, modules: frozenset[Module]) -> frozenset[Module]:
+    """Those of some recompute modules that a model has."""
+    return frozenset(module for module in modules if any(module in names for names in _of_ops(model)))
 
 
 @lru_cache(maxsize=256)
-def _modules(model: ModelSpec) -> frozenset[Module]:
-    """Recompute modules that this model has."""
+def _of_ops(model: ModelSpec) -> frozenset[frozenset[Module]]:
+    """The recompute modules that an op of this model is in, each combination once."""
     blocks = [block for kind, block in build(model, 2).blocks.items() if kind is not BlockKind.HEAD]
-    names = {name for block in blocks for op in block.ops for name in op.modules}
-    return frozenset(module for module in Module if module.value in names)
+    names = {op.modules for block in blocks for op in block.ops}
+    return frozenset(frozenset(module for module in Module if module.value in some) for some in names)
 
 
 def refused_overlaps(strategy: Strategy, s: Columns) -> Columns:
@@ -93,15 +101,17 @@ IDLE_VARIANTS = ("tp_chunks", "overlap_cp", "shared_expert_overlap", "expert_buc
 """Axes of variants that have no effect on some sizes."""
 
 
-def idle_variants(model: ModelSpec, s: Columns) -> Columns:
+def idle_variants(model: ModelSpec, strategy: Strategy, s: Columns) -> Columns:
     """Structures on which an axis of IDLE_VARIANTS has no effect, so that its first value stands for all.
 
-    `s`: sizes as rules.Case has them, or of price rows alone, on which buckets have none anyhow.
+    `strategy`: with what is the same in all of them. `s`: sizes as rules.Case has them, or of price rows alone, where
+    buckets have none anyhow.
     """
     alone = ~shares_weights(s) if "edp" in s else np.ones(s["tp"].shape, dtype=bool)
+    no_ring = strategy.context_parallel is not ContextParallel.RING
     has_shared = model.moe is not None and model.moe.num_shared_experts > 0
     return {
-        "tp_chunks": s["tp"] == 1, "overlap_cp": s["cp"] == 1,
+        "tp_chunks": s["tp"] == 1, "overlap_cp": (s["cp"] == 1) | no_ring,
         "shared_expert_overlap": (s["ep"] == 1) | (not has_shared),
         "expert_bucket_bytes": alone if model.moe is not None else np.ones(s["tp"].shape, dtype=bool),
     }  # fmt: skip

@@ -30,7 +30,8 @@ def priced(
 
     `strategy_at`: what a place on each axis means; axes left out are at their first.
     """
-    columns, num, idle = PriceColumns.of(places), len(rows["tp"]), idle_variants(model, dict(rows))
+    columns, num = PriceColumns.of(places), len(rows["tp"])
+    idle = idle_variants(model, strategy_at({}), dict(rows))
     prices = np.zeros((num, columns.recipes * columns.per + 1), dtype=np.int64)
     parts: list[PriceTable] = []
     start = 0

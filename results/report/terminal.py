@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from estimator.result import column
-from estimator.strategy import Chunks, CudaGraph, Offload, RankOrder, Schedule
+from estimator.strategy import Chunks, ContextParallel, CudaGraph, Offload, RankOrder, Schedule
 from hardware.units import format_bytes
 from results.pareto import knee, spread
 from results.report.text import WIDTH, clip, columns, format_cell, hanging, title_lines
@@ -112,8 +112,10 @@ def settings(row: Mapping[str, Any]) -> list[str]:
     per_chunk = row["recompute_per_chunk"]
     depth = f"{row['recompute_layers']} layers a chunk" if per_chunk == "same" else f"{per_chunk} layers by chunk"
     layers = f" of {depth}" if row["recompute"] == "block" else ""
-    own_bucket = row["expert_bucket_bytes"] >= 0 and row["overlap_dp"]
+    in_buckets = row["overlap_dp"] and row["zero_stage"] != 3
+    own_bucket = row["expert_bucket_bytes"] >= 0 and in_buckets
     experts = format_bytes(row["expert_bucket_bytes"]) if row["expert_bucket_bytes"] else "all at once"
+    ring = row["context_parallel"] == ContextParallel.RING.value
     in_turns = row["interleave_group"] and row["schedule"] == Schedule.INTERLEAVED.value
     replicated = row["zero_stage"] and row["dp_replicate"] != 1
     ahead = row["zero_stage"] == 3 and row["overlap_dp"] and row["prefetch_blocks"] != 1
@@ -135,7 +137,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"recompute {row['recompute']}{layers}",
         f"overlap {'+'.join(overlaps)}" if overlaps else "no overlap",
         f"tp in {row['tp_chunks']} pieces" if row["overlap_tp"] and row["tp_chunks"] != str(Chunks()) else "",
-        f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] and row["overlap_dp"] else "",
+        f"buckets of {format_bytes(row['bucket_bytes'])}" if row["bucket_bytes"] and in_buckets else "",
         f"of experts {experts}" if own_bucket else "",
         f"{row['redundant_experts']} copies of experts" if row["redundant_experts"] and row["ep"] != 1 else "",
         row["precision"],
@@ -143,7 +145,7 @@ def settings(row: Mapping[str, Any]) -> list[str]:
         f"fused: {row['fusion']}",
         f"CUDA graph of {row['cuda_graph']}" if row["cuda_graph"] != CudaGraph.NONE.value else "",
         "shared experts beside all-to-all" if row["shared_expert_overlap"] else "",
-        "rings exposed" if row["cp"] != 1 and not row["overlap_cp"] else "",
+        "rings exposed" if row["cp"] != 1 and ring and not row["overlap_cp"] else "",
         f"on {clip(row['system'])}",
     ]
     return [phrase for phrase in phrases if phrase]

@@ -88,8 +88,15 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
     values = dict(values)
     recompute = values["recompute"]
     if recompute.kind is RecomputeKind.SELECTIVE:
-        left = recompute.modules & modules_of(space)
-        values["recompute"] = Recompute(kind=RecomputeKind.SELECTIVE, modules=left) if left else Recompute()
+        left = set(recompute.modules & modules_of(space))
+        moe, layers = space.model.moe, space.model.layer_specs
+        if Module.MOE in left:
+            left.discard(Module.MOE_ACTIVATION)
+        in_dense = any(layer.mlp is Mlp.DENSE for layer in layers) and Module.MLP not in left
+        in_shared = moe is not None and moe.num_shared_experts > 0 and Module.MOE not in left
+        if not in_dense and not in_shared:
+            left.discard(Module.MLP_ACTIVATION)
+        values["recompute"] = Recompute(kind=RecomputeKind.SELECTIVE, modules=frozenset(left)) if left else Recompute()
     if values["recompute_per_chunk"] is not None:
         if recompute.kind is not RecomputeKind.BLOCK:
             return None
@@ -120,7 +127,7 @@ def plain_strategy(space: Space, system: SystemSpec, values: dict[str, Any]) -> 
         values["redundant_experts"] = 0
     if not values["overlap_tp"]:
         values["tp_chunks"] = Chunks()
-    if cp == 1:
+    if cp == 1 or values["context_parallel"] is not ContextParallel.RING:
         values["overlap_cp"] = 1
     return strategy_of(values)
 

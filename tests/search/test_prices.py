@@ -54,7 +54,7 @@ def test_rows_put_together_are_those_of_every_variant_priced_by_itself(model, tm
         structures = enumeration.structures.take(np.flatnonzero(enumeration.structures.world == w))
         first = np.unique(structures.row, return_index=True)[1]
         sizes = {name: structures.sizes[first, SIZES.index(name)] for name in ROW_SIZES}
-        idle = idle_variants(space.model, sizes)
+        idle = idle_variants(space.model, world.strategy, sizes)
         rng = np.random.default_rng(w)
         for v in rng.permutation(len(world.variants.ids))[:60]:
             strategy = world.variants.strategies[v]
