@@ -34,7 +34,9 @@ from estimator.jit import kernel, njit
 from estimator.keep import Keep, keep_of
 from estimator.lanes import WIDTH, at_most, below, larger, load, num_set, put, splat
 from search.bounds import CHEAPEST, corners, device, without_stage
-from search.floors import find_heavy_paths, find_paths, hold_floors, new_floors, new_opened, opened_at
+from search.floor_paths import find_heavy_paths, find_paths
+from search.floor_tables import new_floors, new_opened, opened_at
+from search.floors import hold_floors
 from search.gate import derive, passes, set_options
 from search.parts import COUNTS, DERIVED, OPTION_VALUES, Filter, Kinds, Options, Part
 from search.scratch import (
