@@ -210,10 +210,6 @@ def _per_chunk(c: Case) -> np.ndarray:
     return (c.pp * c.vpp == len(chosen)) & good
 
 
-def _schedule(c: Case) -> np.ndarray:
-    return schedule_runs(c.strategy, c.pp, c.vpp, c.num_micro_batches)
-
-
 def _recompute(c: Case) -> np.ndarray:
     block, per_chunk = c.strategy.recompute.kind is RecomputeKind.BLOCK, c.strategy.recompute_per_chunk is not None
     n = c.recompute_layers
@@ -336,7 +332,8 @@ RULES: tuple[Rule, ...] = (
          "last{layout}", "lower pp or vpp, or correct the layout"),
     Rule("auto_layout", _auto_layout, "layout auto balances the stages of a pipeline (pp {pp}) that recompute alike",
          "leave layout out where pp is 1, and recompute_per_chunk where layers are balanced"),
-    Rule("schedule", _schedule, "{schedule_law}", "{schedule_remedy}"),
+    Rule("schedule", lambda c: schedule_runs(c.strategy, c.pp, c.vpp, c.num_micro_batches), "{schedule_law}",
+         "{schedule_remedy}"),
     Rule("recompute_per_chunk", _per_chunk, "recompute_per_chunk ({recompute_per_chunk}) must name each of pp * vpp = "
          "{pp} * {vpp} chunks, from 0 to its layers ({chunk_layers}) and not all of them 0",
          "correct it; write all zero as recompute: none"),

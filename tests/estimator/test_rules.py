@@ -83,6 +83,11 @@ OFFENDERS = {
     "recompute": (LLAMA, Strategy(recompute=BLOCK), r"recompute_layers \(0\) must be at least 1"),
     "overlap_tp": (LLAMA, Strategy(tp=2, overlap=Overlap(tp=1)), "needs sequence_parallel"),
     "overlap_ep": (MIXTRAL, Strategy(ep=8, overlap=Overlap(ep=1)), "two micro-batches side by side"),
+    "shared_expert_overlap": (
+        DEEPSEEK,
+        Strategy(tp=2, ep=8, sequence_parallel=True, overlap=Overlap(ep=1), shared_expert_overlap=True),
+        "not behind both",
+    ),
 }
 
 
