@@ -7,16 +7,17 @@ parallelism in a dense model is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from estimator.model import ModelSpec
-from estimator.strategy import Fusion, Recompute, RecomputeKind, Strategy
+from estimator.passes.fuse import rule_of
+from estimator.strategy import Fusion, OwnFusion, Recompute, RecomputeKind, Strategy
 from search.axes import AXES, OPEN, axis_values
 from search.idle import effective, present
 from search.idle_axes import first_of_all, idle_axes
-from search.idle_kernels import merged
+from search.idle_kernels import Kernels, merged
 from search.space import Space
 
 __all__ = ["folded", "folded_point"]
@@ -66,7 +67,7 @@ def _folded_on_model(space: Space) -> tuple[Space, list[str]]:
                         f"{_joined(name, (neutral,))}")  # fmt: skip
     for name, fold in (("recompute", _modules_left_out), ("fusion", _kernels_left_out)):
         if OPEN not in axes[name]:
-            values, lost = fold(model, axes)
+            values, lost = fold(space)
             changed = tuple(value for value in values if value not in axes[name]) or values
             told += [f"{name}: {', '.join(sorted(names))} has no effect {where}; folded to {_joined(name, changed)}"
                      for where, names in lost.items() if names]  # fmt: skip
@@ -93,9 +94,10 @@ def _evenly_loaded(model: ModelSpec) -> str:
     return "whose experts are padded to their capacity" if model.moe.capacity_factor is not None else ""
 
 
-def _modules_left_out(model: ModelSpec, axes: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[object, ...], Lost]:
+def _modules_left_out(space: Space) -> tuple[tuple[object, ...], Lost]:
     """Recompute choices without modules that change nothing, each once; and the names of these by where that is so."""
-    choices: Sequence[Recompute] = axes["recompute"]
+    model, axes = space.model, cast("Mapping[str, tuple[Recompute, ...]]", space.axes)
+    choices = axes["recompute"]
     if not any(choice.kind is RecomputeKind.SELECTIVE for choice in choices):
         return tuple(choices), {}
     left = [effective(model, choice) for choice in choices]
@@ -108,19 +110,20 @@ def _modules_left_out(model: ModelSpec, axes: Mapping[str, tuple[Any, ...]]) -> 
                                         "beside modules that it lies inside": inside}  # fmt: skip
 
 
-def _kernels_left_out(model: ModelSpec, axes: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[object, ...], Lost]:
+def _kernels_left_out(space: Space) -> tuple[tuple[object, ...], Lost]:
     """Fusion sets without kernels that merge nothing; those of Strategy's default stay, but for sets that are alike."""
-    sets: Sequence[frozenset[Fusion]] = axes["fusion"]
-    usual: frozenset[Fusion] = Strategy().fusion
+    sets = cast("Mapping[str, tuple[Kernels, ...]]", space.axes)["fusion"]
+    usual = Strategy().fusion
     if len(sets) == 1 and sets[0] <= usual:
         return tuple(sets), {}
-    firsts: dict[frozenset[Fusion], frozenset[Fusion]] = {}
-    lost: set[Fusion] = set()
-    for asked, acting in zip(sets, merged(model, sets, axes), strict=True):
+    chips = (part.chip.name for system in space.systems for part in system.parts)
+    firsts: dict[Kernels, Kernels] = {}
+    lost: set[Fusion | OwnFusion] = set()
+    for asked, acting in zip(sets, merged(space.model, sets, space.axes, chips), strict=True):
         first = firsts.setdefault(acting, asked & (acting | usual))
         lost |= (asked - acting - usual) | ((asked ^ first) - acting)
-    where = f"on {model.name}, which has nothing left for it to merge"
-    return tuple(firsts.values()), {where: {kernel.value for kernel in lost}}
+    where = f"on {space.model.name}, which has nothing left for it to merge"
+    return tuple(firsts.values()), {where: {rule_of(kernel).name for kernel in lost}}
 
 
 def _idle(space: Space) -> Iterator[tuple[str, str, tuple[object, ...]]]:
