@@ -32,7 +32,7 @@ from capture.traces.records import RankTrace
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Alignment", "Mode", "align", "moved"]
+__all__ = ["Alignment", "Mode", "align", "moved", "solve", "variance"]
 
 ROUNDS = 4  # of fixing the branches: enough in trials, more changes nothing
 SETTLED_S = 1e-9
@@ -163,7 +163,8 @@ def _by_minimum_delay(num: int, fast: Fastest, found: Reach, solver: str) -> np.
     matrix[rows, fast.source] += 1.0
     matrix[rows, fast.target] -= 1.0
     matrix[rows, num + fast.size] = 1.0
-    solution = np.linalg.lstsq(matrix[:, 1:], fast.seconds, rcond=None)[0]
+    square = matrix[:, 1:].T @ matrix[:, 1:]  # a start needs no more digits than the normal equations keep
+    solution = np.linalg.lstsq(square, matrix[:, 1:].T @ fast.seconds, rcond=None)[0]
     start = np.concatenate([[0.0], solution[: num - 1]])
 
     cp = _cvxpy()
@@ -196,7 +197,7 @@ def _by_objective(
     limits = [moves[0] == 0.0, *_limits(moves, start, found)]
     offset, rounds = start, 0
     while rounds < ROUNDS:
-        mine, other, weight, wanted = _variance(messages, offset)
+        mine, other, weight, wanted = variance(messages, offset)
         terms = list(fixed)
         if len(mine):
             apart = (wanted - start[other] + start[mine]) / US
@@ -209,7 +210,7 @@ def _by_objective(
     return offset - offset[0], rounds
 
 
-def _variance(messages: Messages, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def variance(messages: Messages, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """O1 with its branches fixed, as sum of weight (theta_target - theta_source - wanted)^2: source, target, weight,
     wanted, one per family that has messages of both branches.
 

@@ -313,6 +313,14 @@ def _traced(what: str) -> float:
     return measure()
 
 
+def _measured_traces(what: str) -> float:
+    """A case of search/bench_replay_traces.py."""
+    from search import bench_replay_traces
+
+    measure: Callable[[], float] = getattr(bench_replay_traces, what)
+    return measure()
+
+
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -330,6 +338,9 @@ def _cases() -> Iterator[Case]:
     yield Case(name="infer_s", unit="s", better="lower", measure=_infer_s)
     yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
     yield Case(name="replay_events_per_s", unit="1/s", better="higher", measure=_replay_events_per_s)
+    rate = partial(_measured_traces, "trace_replay_events_per_s")
+    yield Case(name="trace_replay_events_per_s", unit="1/s", better="higher", measure=rate)
+    yield Case(name="align_s", unit="s", better="lower", measure=partial(_measured_traces, "align_s"))
     yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
     yield Case(name="optuna_speedup", unit="1", better="higher", measure=_optuna_speedup)
     for name, trials in SAMPLED.items():

@@ -17,7 +17,7 @@ from capture.traces.operations import OPS, Op
 from estimator.replay import replay
 from estimator.timeline import Timeline, memory
 
-__all__ = ["Iteration", "TraceReplay", "replay_trace", "sync_s"]
+__all__ = ["Iteration", "TraceReplay", "execution_graph", "replay_trace", "sync_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,19 @@ def _replayed(dfg: GlobalDfg, number: int, measured_s: float) -> Iteration:
         number=number, measured_s=measured_s, replayed_s=float(end.max() - begin.min()), rank_s=end - begin,
         peak_bytes=memory(timeline).peak, lowered=lowered, timeline=timeline,
     )  # fmt: skip
+
+
+def execution_graph(timeline: Timeline) -> np.ndarray:
+    """(before, after) [?, 2]: the graph's own edges, and one from each task to the next on its queue as replayed.
+
+    What a search for better orders looks at: an edge of the second kind is a choice of the queue, not a dependency.
+    """
+    tasks = timeline.tasks
+    ran = np.flatnonzero(np.isfinite(timeline.start))
+    order = ran[np.lexsort((ran, timeline.end[ran], timeline.start[ran], tasks.stream[ran]))]
+    same = tasks.stream[order[:-1]] == tasks.stream[order[1:]]
+    own = np.stack([tasks.before, tasks.after], axis=1)
+    return np.unique(np.concatenate([own, np.stack([order[:-1][same], order[1:][same]], axis=1)]), axis=0)
 
 
 def sync_s(dfg: GlobalDfg, tensor: int, iteration: int) -> float:

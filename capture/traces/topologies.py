@@ -26,9 +26,8 @@ class Flow:
     """T transfers of a bucket of 1 byte, [T] each.
 
     source, target: nodes, workers from 0, servers behind them. share: of the bucket's bytes. inner: within a machine.
-    begins: the worker whose bucket must be there, -1 where only other transfers lead to it. before, after [E]: order.
-    ends [W x ?]: (worker, transfer) pairs: a worker has the bucket back when all of its transfers are done.
-    queue: the node whose link serves it, and `into`: whether it is that into the node or out of it.
+    begins: the worker whose own bucket goes into it, -1 where only other transfers do. before, after [E]: order.
+    ends [?, 2]: (worker, transfer) pairs: a worker has the bucket back when all of its transfers are done.
     """
 
     source: np.ndarray
@@ -80,7 +79,7 @@ def _made(
 
 
 def _ring(members: np.ndarray, workers: int) -> Flow:
-    """Step s on worker r sends to r + 1 what it got in step s - 1; 1/n of the bytes each."""
+    """Step s on worker r sends to r + 1 what it got in step s - 1, with its own added until step n - 1."""
     n = len(members)
     steps = 2 * (n - 1)
     step, rank = (np.ravel(x) for x in np.meshgrid(np.arange(steps), np.arange(n), indexing="ij"))
@@ -90,7 +89,7 @@ def _ring(members: np.ndarray, workers: int) -> Flow:
     last = number[step == steps - 1]
     return Flow(
         source=members[rank], target=members[(rank + 1) % n], share=np.full(len(number), 1.0 / n),
-        inner=np.zeros(len(number), np.bool_), begins=np.where(step == 0, members[rank], NONE), before=before,
+        inner=np.zeros(len(number), np.bool_), begins=np.where(step < n, members[rank], NONE), before=before,
         after=later, ends=np.stack([members[(rank[last] + 1) % n], last], axis=1),
     )  # fmt: skip
 
@@ -150,7 +149,7 @@ def _hierarchical(workers: int, per_machine: int) -> Flow:
         for w in range(leader + 1, leader + per_machine):
             edges.append((before, len(rows)))
             before = len(rows)
-            rows.append((w - 1, w, 1.0, True, NONE))
+            rows.append((w - 1, w, 1.0, True, leader if len(leaders) == 1 and w == leader + 1 else NONE))
             ends.append((w, before))
     return _made(rows, edges, ends)
 

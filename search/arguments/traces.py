@@ -46,6 +46,10 @@ def add(commands: Commands) -> None:
         help="predict it otherwise: bandwidth, compute (times as fast), latency_s, bucket_bytes, workers, topology "
         "(ring, tree, hierarchical, parameter_server), servers, per_machine, part_bytes",
     )
+    replay.add_argument(
+        "--measured", action="store_true", help="look at an iteration as recorded; ranks may be missing"
+    )
+    replay.add_argument("--iteration", type=whole, metavar="N", help="of --measured (default: the median)")
     diff = trace.add(
         "diff",
         "trace_diff",

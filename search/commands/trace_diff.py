@@ -7,12 +7,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from capture.traces.dfg import build
-from capture.traces.joined import missing_ranks
-from capture.traces.lower import measured
-from capture.traces.trace_file import read_traces
 from estimator.breakdown import Breakdown, Difference, breakdown, differences
 from estimator.timeline import Timeline
 from hardware.units import format_seconds
@@ -20,6 +14,7 @@ from results.report.occupancy import difference_table
 from results.report.text import columns
 from search.commands.answer import answer, tell
 from search.commands.point import read_point
+from search.commands.trace_measured import measured_step
 
 __all__ = ["run"]
 
@@ -44,24 +39,8 @@ def run(args: argparse.Namespace) -> int:
 def _timeline(args: argparse.Namespace, target: str) -> tuple[Timeline, str]:
     """A step to compare, and what it is."""
     if Path(target).is_file() and zipfile.is_zipfile(target):
-        return _of_trace(target, args.iteration)
+        return measured_step(target, args.iteration)
     return _of_configuration(target, args.reference)
-
-
-def _of_trace(path: str, number: int | None) -> tuple[Timeline, str]:
-    """An iteration as measured; without a number the median one. Ranks may be missing."""
-    traces = read_traces(path).traces
-    try:
-        dfg = build(traces, alone=bool(missing_ranks(traces)))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    seconds = dfg.iteration_s()
-    if number is None:
-        number = dfg.iterations[int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])]
-    if number not in dfg.iterations:
-        have = f"{dfg.iterations[0]} to {dfg.iterations[-1]}"
-        raise ValueError(f"{path}: --iteration must be one of the trace, but is {number}; have {have}")
-    return measured(dfg, number), f"measured, iteration {number}, {len(dfg.ranks)} ranks"
 
 
 def _of_configuration(target: str, reference: str | None) -> tuple[Timeline, str]:

@@ -21,6 +21,7 @@ from results.report.replay import critical_table
 from results.report.text import hanging
 from search.commands.answer import answer
 from search.commands.trace_change import change_lines, json_change, predicted, read_change
+from search.commands.trace_measured import measured_step
 
 __all__ = ["json_timeline", "read_job", "run"]
 
@@ -43,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
     subject = f"trace {Path(args.file).name}"
     if args.trace is not None:
         check_free(Path(args.trace), subject)
+    if args.measured:
+        return _show_measured(args, subject)
+    if args.iteration is not None:
+        raise ValueError("--iteration goes with --measured, for a replay takes all of them; leave it out")
     change = None if args.what_if is None else read_change(args.what_if)
     dfg = read_job(args.file)
     done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
@@ -65,6 +70,22 @@ def run(args: argparse.Namespace) -> int:
         text += f"trace: {written.path}\n"
         data["trace"] = str(written.path)
     answer(args, text=text, data=data)
+    return 0
+
+
+def _show_measured(args: argparse.Namespace, subject: str) -> int:
+    """Where the time of one iteration went as it was recorded; ranks may be missing."""
+    if args.what_if is not None:
+        raise ValueError("--what-if replays and --measured does not; give one of them")
+    timeline, about = measured_step(args.file, args.iteration)
+    names = [device.name for device in timeline.tasks.devices]
+    data: dict[str, Any] = {"file": args.file, "about": about, **json_timeline(timeline, names), "trace": None}
+    lines = [f"{about}, {format_seconds(timeline.span_s)}", critical_table(critical_path(timeline), timeline.span_s)]
+    lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
+    if args.trace is not None:
+        data["trace"] = str(write_trace(Path(args.trace), timeline, subject=subject, about={"what": about}).path)
+        lines.append(f"trace: {args.trace}")
+    answer(args, text="\n".join(lines), data=data)
     return 0
 
 

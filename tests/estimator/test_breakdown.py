@@ -78,3 +78,20 @@ def test_time_without_compute_is_all_told(seed):
     found = breakdown(timeline)
     assert sum(found.waits_s.values()) == pytest.approx(found.non_compute_s + found.idle_s)
     assert all((seconds >= 0.0).all() for seconds in found.waits_s.values())
+
+
+def test_a_launch_behind_a_launch_is_all_the_host_s():
+    """Compute, then two host tasks in a row, then compute: both waits are the host's, whoever let the first go."""
+    found = breakdown(job([1.0, 0.5, 0.25, 1.0], [(0, 1), (1, 2), (2, 3)], [0, 2, 2, 0], devices=1,
+                          category=[Category.FORWARD, Category.HOST, Category.HOST, Category.FORWARD]))  # fmt: skip
+    assert found.waits_s[Cause.HOST] == pytest.approx([0.75])
+    sent = breakdown(job([1.0, 2.0, 0.5, 1.0], [(0, 1), (1, 2), (2, 3)], [0, 1, 2, 0], devices=1,
+                         category=[Category.FORWARD, Category.DP, Category.HOST, Category.FORWARD]))  # fmt: skip
+    assert sent.waits_s[Cause.COMMUNICATION] == pytest.approx([2.0])
+    assert sent.waits_s[Cause.HOST] == pytest.approx([0.5])
+
+
+def test_a_host_that_begins_late_is_told_as_the_host_and_not_as_the_beginning():
+    found = breakdown(job([0.5, 1.0], [(0, 1)], [2, 0], devices=1, category=[Category.HOST, Category.FORWARD]))
+    assert found.waits_s[Cause.HOST] == pytest.approx([0.5])
+    assert found.waits_s[Cause.BEGIN] == pytest.approx([0.0])

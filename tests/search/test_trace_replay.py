@@ -9,7 +9,7 @@ import pytest
 from capture.traces.pairing import pair
 from capture.traces.trace_file import read_traces, write_traces
 from search.cli import main
-from tests.capture.traces.made import fine, shifted
+from tests.capture.traces.made import compute, fine, shifted, trace
 from tests.capture.traces.test_dfg import ddp
 
 INJECTED = (0.0, 0.041, -0.05, 0.017)
@@ -61,7 +61,9 @@ def test_clocks_that_were_moved_are_moved_back(shared, tmp_path, capsys):
     for node, injected in zip(data["nodes"], INJECTED, strict=True):
         assert node["offset_s"] == pytest.approx(-injected, abs=100e-6)
         assert node["low_s"] <= node["offset_s"] <= node["high_s"]
-    assert told(capsys, "trace", "replay", str(aligned))["measured_s"] == pytest.approx(0.4522, rel=0.002)
+    data = told(capsys, "trace", "replay", str(aligned))
+    assert data["measured_s"] == pytest.approx(0.4522, rel=0.002)
+    assert -0.05 < data["order_alone_error"] < -0.01  # hosts take some of the time
     again = told(capsys, "trace", "align", str(aligned))
     assert all(abs(node["offset_s"]) < 1e-6 for node in again["nodes"])
     assert any("moved by" in note for note in read_traces(aligned).traces[1].notices)
@@ -151,3 +153,52 @@ def test_of_one_rank_of_many_a_diff_still_compares(tmp_path, capsys):
     path = tmp_path / "one.dfg"
     write_traces(path, ddp()[:1], pair(ddp()[:1]))
     assert told(capsys, "trace", "diff", str(path), str(path))["a"]["span_s"] == pytest.approx(13.0)
+
+
+def test_what_was_measured_is_looked_at_without_the_other_ranks(tmp_path, capsys):
+    path, picture = tmp_path / "one.dfg", tmp_path / "one.json"
+    write_traces(path, ddp()[1:], pair(ddp()[1:]))
+    data = told(capsys, "trace", "replay", str(path), "--measured", "--trace", str(picture))
+    assert data["about"] == "measured, iteration 0, 1 of 2 ranks"
+    assert data["ranks"][0]["compute_s"] == pytest.approx(6.0)
+    assert data["ranks"][0]["non_compute_s"] == pytest.approx(7.0)
+    assert picture.exists()
+    assert main(["trace", "replay", str(path), "--measured"]) == 0
+    assert "measured, iteration 0" in capsys.readouterr().out
+    for words in (["--measured", "--iteration", "7"], ["--iteration", "0"], ["--measured", "--what-if", "bandwidth=2"]):
+        assert main(["trace", "replay", str(path), *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["nccl_data.json.gz", "trace_diff_control_rank3of8.json.gz"])
+def test_one_rank_of_a_real_job_says_where_its_time_went(name, shared, tmp_path, capsys):
+    path = tmp_path / "one.dfg"
+    assert main(["trace", "import", str(shared / "traces" / "hta" / name), "-o", str(path)]) == 0
+    capsys.readouterr()
+    (rank,) = told(capsys, "trace", "replay", str(path), "--measured")["ranks"]
+    data = told(capsys, "trace", "replay", str(path), "--measured")
+    assert rank["compute_s"] + rank["non_compute_s"] + rank["idle_s"] == pytest.approx(data["span_s"])
+    assert sum(rank["waits_s"].values()) == pytest.approx(rank["non_compute_s"] + rank["idle_s"])
+    assert rank["compute_s"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("traces", "says"),
+    [
+        (
+            [trace(0, [compute("A", 0.0, 1.0), compute("B", 1.0, 2.0)], world=1, edges=[(1, 0)])],
+            "rank0.jsonl: 'A' of iteration 0 waits for itself in a circle",
+        ),
+        (
+            [trace(r, [compute("FW", 0.0, 1.0, iteration=i) for i in range(1 + r)], world=2) for r in range(2)],
+            "rank0.jsonl: every rank must have the same iterations",
+        ),
+    ],
+)
+def test_a_job_that_has_no_order_is_refused_with_file_and_event(traces, says, tmp_path, capsys):
+    path = tmp_path / "bad.dfg"
+    write_traces(path, traces, pair(traces))
+    assert main(["trace", "replay", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1

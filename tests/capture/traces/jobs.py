@@ -11,11 +11,11 @@ OFFSET_S = 0.05
 SPAN_S = 20.0
 
 
-def messages(num, pairs, *, seed=0, servers=0):
+def messages(num, pairs, *, seed=0, servers=0, per_machine=1):
     """What the clocks lack [R], and messages: around a ring, or with `servers` between them and all others.
 
     A message of one of two sizes starts when both ends are there, waits in a queue (exponential, mean 200 us), and
-    takes its wire time and a little jitter. Both ends post at random.
+    takes its wire time and a little jitter. Both ends post at random. Nodes of a machine share its clock.
     """
     rng = np.random.default_rng(seed)
     k = np.arange(pairs)
@@ -29,8 +29,8 @@ def messages(num, pairs, *, seed=0, servers=0):
     sent, posted = when + rng.exponential(SKEW_S, pairs), when + rng.exponential(SKEW_S, pairs)
     waits = rng.exponential(QUEUE_S, pairs) + np.abs(rng.normal(0.0, JITTER_S, pairs))
     end = np.maximum(sent, posted) + WIRE_S * (1.0 + 0.5 * large) + waits
-    theta = rng.uniform(-OFFSET_S, OFFSET_S, num)
-    theta[0] = 0.0
+    theta = np.repeat(rng.uniform(-OFFSET_S, OFFSET_S, num // per_machine), per_machine)
+    theta -= theta[0]
     family = np.unique(np.stack([source, target, large], axis=1), axis=0, return_inverse=True)[1]
     return theta, Messages(
         source=source, target=target, family=np.ravel(family), nbytes=1e6 * (1.0 + 0.5 * large),

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.align import Mode, align, moved, solve
+from capture.align import Mode, align, moved, solve, variance
+from capture.traces.bounds import Messages
 from capture.traces.dfg import build
 from capture.traces.records import Kind
 from capture.traces.replay import replay_trace
@@ -124,6 +125,16 @@ def test_synthetic_jobs_are_aligned_within_50_us_in_5_s(num, servers):
     assert found.identifiable.all()
 
 
+@pytest.mark.parametrize("num", [64, 128])
+def test_machines_of_eight_nodes_help_to_align_a_long_ring(num):
+    theta, observed = messages(num, 20_000, per_machine=8)
+    machines = [f"machine {r // 8}" for r in range(num)]
+    found = solve(tuple(range(num)), observed, no_ends(num), machines)
+    assert np.abs(found.offset_s - theta).max() < 15 * US
+    alone = solve(tuple(range(num)), observed, no_ends(num), [None] * num)
+    assert np.abs(found.offset_s - theta).max() < np.abs(alone.offset_s - theta).max()
+
+
 def test_the_shipped_ring_is_aligned_within_100_us_of_its_one_clock(shared):
     traces = fine(shared, "ring4_400mbit", 4)
     found = align(shifted(traces, INJECTED[:4]))
@@ -170,3 +181,31 @@ def test_eight_gpus_are_aligned_within_20_us_by_their_collectives_alone(shared):
     assert found.offset_s + INJECTED == pytest.approx(rest, abs=1e-7)
     assert found.identifiable.all()
     assert (found.high_s - found.low_s < 300 * US).all()
+
+
+def alike(delta_s, *, seed=0):
+    """Two nodes, the second's clock fast by `delta_s`, whose messages all take as long.
+
+    In half of the messages the sender is late, in half the receiver; all take 1 ms once both are there.
+    """
+    rng = np.random.default_rng(seed)
+    num = 400
+    source = np.arange(num) % 2
+    when = 0.1 * np.arange(num)
+    late = np.where(np.arange(num) % 4 < 2, 0.005, 0.0)
+    sent, posted = when + late, when + 0.005 - late
+    end = np.maximum(sent, posted) + 1e-3 + rng.normal(0.0, 1e-6, num)
+    clock = np.array([0.0, delta_s])
+    return Messages(
+        source=source, target=1 - source, family=source, nbytes=np.full(num, 8.0), sent_s=sent + clock[source],
+        posted_s=posted + clock[1 - source], end_s=end + clock[1 - source],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("delta_s", [0.0, 0.0003, -0.0002])
+def test_alike_receives_of_both_branches_pin_the_offset(delta_s):
+    source, target, weight, wanted = variance(alike(delta_s), np.zeros(2))
+    assert source.tolist() == [0, 1]
+    assert target.tolist() == [1, 0]
+    assert (weight > 0).all()
+    assert wanted == pytest.approx([-delta_s, delta_s], abs=1e-6)

@@ -7,8 +7,9 @@ import pytest
 
 from capture.traces.dfg import build
 from capture.traces.operations import Op
+from capture.traces.recognise import read_all
 from capture.traces.records import Kind
-from capture.traces.replay import replay_trace, sync_s
+from capture.traces.replay import execution_graph, replay_trace, sync_s
 from estimator.timeline import critical_path
 from tests.capture.traces.made import collective, compute, fine, recv, send, trace
 
@@ -164,3 +165,73 @@ def test_shipped_jobs_replay_to_their_measured_iterations(shared, name, ranks):
     assert abs(replayed.worst_error) < 1e-6  # what no dependency explains is kept as lag: a difference is a defect
     # The order itself, without lags, explains all but the host's time: within 5 %, and never more than was measured.
     assert -0.05 < replay_trace(dfg.without_lags()).mean_error <= 0.0
+
+
+def test_lags_that_overlapped_do_not_wait_for_each_other():
+    """Two collectives are posted 3 s after what made them, a second apart: their hosts were busy side by side."""
+    events = [
+        compute("BW a", 0.0, 1.0), compute("BW b", 1.0, 2.0), compute("BW c", 2.0, 10.0),
+        collective("all_reduce", 4.0, 6.0, tensor="a", posted=4.0, group="one", sequence=0),
+        collective("all_reduce", 5.0, 7.0, tensor="b", posted=5.0, group="two", sequence=0),
+        compute("UPD", 10.0, 11.0),
+    ]  # fmt: skip
+    traces = [trace(r, events, world=2, edges=[(0, 3), (1, 4)]) for r in range(2)]
+    dfg = build(traces)
+    assert sorted(dfg.lag_s[dfg.is_op(Op.IN)].tolist()) == pytest.approx([3.0] * 4)
+    one = replay_trace(dfg).iterations[0]
+    posted = one.timeline.end[np.flatnonzero(dfg.is_op(Op.IN)[one.lowered.ops])]
+    assert sorted(posted.tolist()) == pytest.approx([4.0, 4.0, 5.0, 5.0])
+
+
+@pytest.mark.parametrize(("name", "files"), [("gloo", "kineto_gloo/*.gz"), ("NCCL", "param/dlrm_kineto.tar.gz")])
+def test_shipped_profiles_replay_to_their_measured_iterations(shared, name, files):
+    replayed = replay_trace(build(read_all(sorted((shared / "traces").glob(files)))))
+    assert abs(replayed.worst_error) < 1e-6
+
+
+def test_a_server_sends_a_tensor_back_once_all_workers_have_pushed_it():
+    """Two workers push 1 s each to one server, whose link in takes one after the other; both then pull for 1 s."""
+    workers = [
+        trace(r, [
+            compute("BW", 0.0, 1.0), send(f"push{r}", 1.0, 2.0 + r, 2, tensor="w", nbytes=8.0),
+            recv(f"pull{r}", 1.0, 4.0, 2, tensor="w", nbytes=8.0), compute("UPD", 4.0, 5.0),
+        ], world=3)
+        for r in range(2)
+    ]  # fmt: skip
+    server = trace(2, [
+        recv("push0", 0.0, 2.0, 0, tensor="w"), recv("push1", 0.0, 3.0, 1, tensor="w"),
+        send("pull0", 3.0, 4.0, 0, tensor="w"), send("pull1", 3.0, 4.0, 1, tensor="w"),
+    ], world=3)  # fmt: skip
+    dfg = build([*workers, server])
+    edges = set(zip(dfg.before.tolist(), dfg.after.tolist(), strict=True))
+    at_server = dfg.node == 2
+    pushes = np.flatnonzero(dfg.is_op(Op.RECV) & at_server)
+    pulls = np.flatnonzero(dfg.is_op(Op.SEND) & at_server)
+    assert {(int(b), int(a)) for b in pushes for a in pulls} <= edges
+    one = replay_trace(dfg).iterations[0]
+    assert one.replayed_s == pytest.approx(5.0)
+    assert one.rank_s[:2] == pytest.approx([5.0, 5.0])
+
+
+def test_the_execution_graph_adds_the_order_on_queues():
+    one = replay_trace(build(ddp())).iterations[0]
+    tasks, edges = one.timeline.tasks, execution_graph(one.timeline)
+    own = set(zip(tasks.before.tolist(), tasks.after.tolist(), strict=True))
+    added = [(b, a) for b, a in edges.tolist() if (b, a) not in own]
+    assert own <= set(map(tuple, edges.tolist()))
+    assert all(tasks.stream[b] == tasks.stream[a] for b, a in added)
+    links = [(b, a) for b, a in added if tasks.streams[tasks.stream[b]].name == "link of world"]
+    assert len(links) == 2  # on each rank the second bucket goes behind the first
+
+
+def test_the_public_chunk_level_ring_is_joined_whole(shared):
+    """ASTRA-sim's ring of 8: 2 (8 - 1) steps on each rank, each step behind the one before it."""
+    dfg = build(read_all(sorted((shared / "traces" / "astra").glob("custom_ring_allreduce_8.*.et"))))
+    assert len(dfg.ranks) == 8
+    moves = dfg.is_op(Op.RECV)
+    assert np.bincount(dfg.node[moves]).tolist() == [14] * 8
+    depth = np.zeros(len(dfg))
+    for _ in range(60):
+        deeper = depth[dfg.before] + moves[dfg.after]
+        np.maximum.at(depth, dfg.after, deeper)
+    assert depth.max() == 14

@@ -19,6 +19,7 @@ from capture.traces.synthesise import (
     sync_alone_s,
     synthesise,
 )
+from capture.traces.topologies import flow
 from capture.traces.what_if import Change, measured_job, predict
 from estimator.tasks import Category
 from estimator.timeline import memory
@@ -182,3 +183,20 @@ def test_nonsense_is_refused():
         buckets([], 0.0)
     assert buckets([], 1.0) == []
     assert Bucket(nbytes=1.0, op=0, names=()).nbytes == 1.0
+
+
+@pytest.mark.parametrize("topology", [t for t in Topology if t is not Topology.UNKNOWN])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_a_node_sends_on_it_has_received_and_every_worker_contributes(topology, n):
+    made = flow(topology, n, parts=2, servers=2, per_machine=2)
+    assert (made.target[made.before] == made.source[made.after]).all()
+    assert set(made.begins[made.begins >= 0].tolist()) == set(range(n))
+    assert (made.begins[made.begins >= 0] == made.source[made.begins >= 0]).all()
+    assert set(made.ends[:, 0].tolist()) == set(range(n))
+    # A worker has the bucket back only after every other has handed its own over.
+    behind = [{int(k)} for k in made.begins]
+    for b, a in sorted(zip(made.before.tolist(), made.after.tolist(), strict=True), key=lambda edge: edge[1]):
+        behind[a] |= behind[b]
+    for worker in range(n):
+        seen = set().union(*(behind[k] for w, k in made.ends.tolist() if w == worker))
+        assert set(range(n)) - {worker} <= seen
