@@ -88,11 +88,11 @@ class GlobalDfg:
         return np.array(out)
 
 
-def build(traces: Sequence[RankTrace], *, alone: bool = False) -> GlobalDfg:
+def build(traces: Sequence[RankTrace], *, alone: bool = False, hosts: bool = True) -> GlobalDfg:
     """The graph of all ranks. ValueError where a rank is missing, transfers do not pair, or the order goes in a circle.
 
     alone: the local graphs only, for looking at what was measured: ranks may be missing, nothing is paired, and
-    transfers last as recorded.
+    transfers last as recorded. hosts: what processors do that launch is operations too; otherwise it is lag.
     """
     if not alone and (lacking := missing_ranks(traces)):
         told = ", ".join(map(str, lacking[:8])) + (" …" if len(lacking) > 8 else "")
@@ -100,15 +100,15 @@ def build(traces: Sequence[RankTrace], *, alone: bool = False) -> GlobalDfg:
             f"{traces[0].source}: a global graph needs all {max(t.world or 0 for t in traces)} ranks, but {told} "
             f"{'is' if len(lacking) == 1 else 'are'} missing; import their traces too"
         )
-    return _Builder(join(traces), alone=alone).built()
+    return _Builder(join(traces), alone=alone, hosts=hosts).built()
 
 
 class _Builder:
     """Collects operations: kept events first, then the virtual ones, then begin and end of each rank's iterations."""
 
-    def __init__(self, events: Events, *, alone: bool) -> None:
+    def __init__(self, events: Events, *, alone: bool, hosts: bool) -> None:
         self.events, self.notices = events, [n for trace in events.traces for n in trace.notices]
-        taken = np.isin(events.kind, [KINDS.index(kind) for kind in OP_OF])
+        taken = np.isin(events.kind, [KINDS.index(kind) for kind in OP_OF if hosts or kind is not Kind.HOST])
         self.iteration = events.iteration
         if not (events.iteration[taken] >= 0).any():
             self.iteration = np.where(taken, 0, -1)

@@ -138,10 +138,12 @@ class _Implied:
 
     def _streams(self) -> None:
         """Compute and copies run along their stream; what overlaps there runs beside it."""
-        for (node, name), mine in self._by_stream(self.works).items():
+        host = self.codes[Kind.HOST]
+        for (node, name), mine in self._by_stream(self.works | {host}).items():
             for lane, row in enumerate(self._lanes(mine)):
                 for i in row:
-                    queue = self._enqueue(i, node, name if lane == 0 else f"{name} ({lane + 1})")
+                    of = f"{name}: host" if self.kind[i] == host else name
+                    queue = self._enqueue(i, node, of if lane == 0 else f"{of} ({lane + 1})")
                     if self.kind[i] == self.codes[Kind.COMPUTE]:
                         self.computes.add(queue)
                 for a, b in zip(row[:-1], row[1:], strict=True):
@@ -166,7 +168,9 @@ class _Implied:
         return rows
 
     def _lay_as_recorded(self) -> None:
-        for (node, name), mine in self._by_stream(set(range(len(KINDS))) - self.works).items():
+        for (node, name), mine in self._by_stream(
+            set(range(len(KINDS))) - self.works - {self.codes[Kind.HOST]}
+        ).items():
             for lane, row in enumerate(self._lanes(mine)):
                 for i in row:
                     self._enqueue(i, node, f"{name}: transfers" + (f" ({lane + 1})" if lane else ""))

@@ -20,7 +20,8 @@ __all__ = ["Lowered", "lower", "measured"]
 
 PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
 """How our own recorder names compute of a pass; other compute is OTHER."""
-MOVES = {Op.COLLECTIVE: Category.DP, Op.SEND: Category.DP, Op.RECV: Category.DP, Op.COPY: Category.OFFLOAD}
+MOVES = {Op.COLLECTIVE: Category.DP, Op.SEND: Category.DP, Op.RECV: Category.DP, Op.COPY: Category.OFFLOAD,
+         Op.HOST: Category.HOST}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ class Op(Enum):
 
     COMPUTE = "compute"
     COPY = "copy"
+    HOST = "host"
     COLLECTIVE = "collective"
     SEND = "send"  # takes no time: the transfer is the RECV's
     RECV = "recv"
@@ -28,9 +29,9 @@ class Op(Enum):
 OPS = tuple(Op)
 OP_OF = {
     Kind.COMPUTE: Op.COMPUTE, Kind.COPY: Op.COPY, Kind.COLLECTIVE: Op.COLLECTIVE, Kind.SEND: Op.SEND,
-    Kind.RECV: Op.RECV,
+    Kind.RECV: Op.RECV, Kind.HOST: Op.HOST,
 }  # fmt: skip
-"""Kinds of events that become operations; what the launching host does shows as lag."""
+"""Kinds of events that become operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ class Prediction:
 
 
 def predict(dfg: GlobalDfg, change: Change) -> Prediction:
-    """Every iteration under the change. ValueError where the trace does not hold what it needs.
+    """Every iteration under the change, of a graph without hosts. ValueError where it does not hold what it needs.
 
     Messages that were recorded one by one vary: each new one takes as many times its expected seconds as one of the
     same iteration did, drawn with a fixed seed, for a mean before a maximum would bias low.

@@ -26,10 +26,10 @@ from search.commands.trace_measured import measured_step
 __all__ = ["json_timeline", "read_job", "run"]
 
 
-def read_job(path: str) -> GlobalDfg:
-    """The global graph of a file of `search trace import`."""
+def read_job(path: str, *, hosts: bool = True) -> GlobalDfg:
+    """The global graph of a file of `search trace import`. hosts: with what launching processors do as operations."""
     try:
-        return build(read_traces(path).traces)
+        return build(read_traces(path).traces, hosts=hosts)
     except ValueError as error:
         raise ValueError(_of_file(path, error)) from error
 
@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     text, data = _text(dfg, done, bare, shown), _data(args, dfg, done, bare, shown)
     if change is not None:
         try:
-            found, same = predicted(dfg, change)
+            plain = read_job(args.file, hosts=False)
+            found, same = predicted(plain, change)
         except ValueError as error:
             raise ValueError(_of_file(args.file, error)) from error
         lines = change_lines(args.what_if, found, same, done.measured_s)
         lines += [line for note in found.notices for line in hanging("note: ", note)]
         text += "\n" + "\n".join(lines) + "\n"
-        data["change"] = json_change(args.what_if, found, same, dfg)
+        data["change"] = json_change(args.what_if, found, same, plain)
         timeline = found.shown.run()
     if args.trace is not None:
         about = {"what": args.what_if or "as measured", "iteration": float(shown.number)}

@@ -185,8 +185,17 @@ def test_lags_that_overlapped_do_not_wait_for_each_other():
 
 @pytest.mark.parametrize(("name", "files"), [("gloo", "kineto_gloo/*.gz"), ("NCCL", "param/dlrm_kineto.tar.gz")])
 def test_shipped_profiles_replay_to_their_measured_iterations(shared, name, files):
-    replayed = replay_trace(build(read_all(sorted((shared / "traces").glob(files)))))
-    assert abs(replayed.worst_error) < 1e-6
+    traces = read_all(sorted((shared / "traces").glob(files)))
+    assert abs(replay_trace(build(traces)).worst_error) < 1e-3  # launches and kernels are on clocks some us apart
+    assert abs(replay_trace(build(traces, hosts=False)).worst_error) < 1e-6
+
+
+def test_launches_explain_when_kernels_run(shared):
+    traces = read_all([shared / "traces" / "param" / "dlrm_kineto.tar.gz"])
+    hosts, alone = (build(traces, hosts=with_hosts) for with_hosts in (True, False))
+    kernels, told = (dfg.lag_s[dfg.is_op(Op.COMPUTE)].sum() for dfg in (hosts, alone))
+    assert kernels < 0.1 * told
+    assert replay_trace(hosts.without_lags()).mean_error > replay_trace(alone.without_lags()).mean_error
 
 
 def test_a_server_sends_a_tensor_back_once_all_workers_have_pushed_it():
