@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from capture.traces.dfg import GlobalDfg
-from capture.traces.operations import Op
+from capture.traces.operations import OPS, Op
 from capture.traces.records import Topology
 from capture.traces.synthesise import (
     Bucket,
@@ -83,6 +83,7 @@ def predict(dfg: GlobalDfg, change: Change) -> Prediction:
     Messages that were recorded one by one vary: each new one takes as many times its expected seconds as one of the
     same iteration did, drawn with a fixed seed, for a mean before a maximum would bias low.
     """
+    dfg = _named(dfg)
     link, topology, notices = link_of(dfg)
     spans, plain, shown = [], [], None
     for number in dfg.iterations:
@@ -164,8 +165,7 @@ def measured_job(dfg: GlobalDfg, number: int) -> Measured:
     first = rows[0]
     cut, gradients, can_cut = _gradients(dfg, ops, first, sent)
     waits = _waits(dfg, first)
-    zero = min(float(dfg.release_s[ops].max(initial=0.0)), 0.0)
-    release = np.array([zero + float(dfg.release_s[ops[node[ops] == r]].max(initial=0.0)) for r in range(len(rows))])
+    release = np.array([float(dfg.release_s[ops[node[ops] == r]].max(initial=0.0)) for r in range(len(rows))])
     job = Job(
         names=tuple(names[0]), category=tuple(_category(name) for name in names[0]),
         seconds=np.array([dfg.seconds[row] for row in rows]), lag_s=np.array([dfg.lag_s[row] for row in rows]),
@@ -173,6 +173,24 @@ def measured_job(dfg: GlobalDfg, number: int) -> Measured:
     )  # fmt: skip
     wire = Wire(topology=Topology.RING, link=Link(bytes_per_s=1.0))
     return Measured(number=number, job=job, cut=cut, wire=wire, can_cut=can_cut)
+
+
+def _named(dfg: GlobalDfg) -> GlobalDfg:
+    """The graph with a tensor for each collective that has none: numbered within its iteration."""
+    tensor, op = dfg.tensor.copy(), np.array(OPS)[dfg.op]
+    meets = np.flatnonzero((op == Op.MEETING) & (tensor < 0))
+    meets = meets[np.lexsort((dfg.start_s[meets], dfg.iteration[meets]))]
+    first = np.searchsorted(dfg.iteration[meets], dfg.iteration[meets])
+    tensor[meets] = len(dfg.tensors) + np.arange(len(meets)) - first
+    for source, target, ahead in ((Op.IN, Op.MEETING, False), (Op.MEETING, Op.COLLECTIVE, True),
+                                  (Op.COLLECTIVE, Op.OUT, True)):  # fmt: skip
+        edges = (op[dfg.before] == source) & (op[dfg.after] == target)
+        known, told = (dfg.before, dfg.after) if ahead else (dfg.after, dfg.before)
+        new = edges & (tensor[told] < 0)
+        tensor[told[new]] = tensor[known[new]]
+    count = int(tensor.max(initial=-1)) + 1 - len(dfg.tensors)
+    names = tuple(f"collective {k}" for k in range(max(count, 0)))
+    return replace(dfg, tensor=tensor, tensors=(*dfg.tensors, *names))
 
 
 def _computes(dfg: GlobalDfg, mine: np.ndarray, sent: np.ndarray) -> np.ndarray:
@@ -217,7 +235,7 @@ def _gradients(
         sizes = np.nan_to_num(dfg.nbytes[row[made]])
         can_cut = can_cut and abs(float(sizes.sum()) - nbytes[tensor]) <= WHOLE * nbytes[tensor]
         gradients += [
-            Gradient(name=dfg.tensors[dfg.tensor[row[k]]], nbytes=float(size), op=k)
+            Gradient(name=dfg.names[dfg.name[row[k]]], nbytes=float(size), op=k)
             for k, size in zip(made, sizes.tolist(), strict=True)
         ]
     order = sorted(found, key=lambda bucket: bucket.op)

@@ -7,6 +7,7 @@ import pytest
 
 from capture.traces.dfg import build
 from capture.traces.model_jobs import bert_base, resnet50
+from capture.traces.recognise import read_all
 from capture.traces.records import Topology
 from capture.traces.synthesise import (
     Bucket,
@@ -23,7 +24,7 @@ from capture.traces.topologies import flow
 from capture.traces.what_if import Change, measured_job, predict
 from estimator.tasks import Category
 from estimator.timeline import memory
-from tests.capture.traces.made import compute, fine, trace
+from tests.capture.traces.made import collective, compute, fine, trace
 from tests.capture.traces.test_dfg import ddp
 
 LINK = Link(bytes_per_s=1e9, latency_s=1e-4)
@@ -200,3 +201,22 @@ def test_what_a_node_sends_on_it_has_received_and_every_worker_contributes(topol
     for worker in range(n):
         seen = set().union(*(behind[k] for w, k in made.ends.tolist() if w == worker))
         assert set(range(n)) - {worker} <= seen
+
+
+def test_collectives_without_tensors_are_buckets_of_their_own(shared):
+    traces = read_all(sorted((shared / "traces" / "kineto_gloo").glob("*.gz")))
+    dfg = build(traces, hosts=False)
+    same = predict(dfg, Change()).seconds.mean()
+    assert same == pytest.approx(dfg.iteration_s().mean(), rel=0.05)
+    assert predict(dfg, Change(bandwidth=2.0)).seconds.mean() < 0.8 * same
+    with pytest.raises(ValueError, match="buckets can be cut anew where the trace says the bytes of each gradient"):
+        predict(dfg, Change(bucket_bytes=1e6))
+
+
+def test_ranks_that_compute_different_things_are_refused():
+    different = [trace(r, [compute(f"FW {k}", float(k), k + 1.0) for k in range(1 + r)]
+                       + [collective("all_reduce", 2.0, 3.0, nbytes=8.0)], world=2) for r in range(2)]  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"ranks that compute the same, but in iteration 0 they have \[1, 2\] operations"
+    ):
+        predict(build(different), Change())
