@@ -28,8 +28,9 @@ from search.expression import SERVED_TEXTS, Expression
 from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.objective import MAX_OBJECTIVES, Objective
 from search.plain import plain
-from search.space import DIRECTIONS, NAME, overridden, read_model, read_name, read_space, read_systems, yaml_text
+from search.space import DIRECTIONS, NAME, overridden, read_model, read_name, read_space, read_systems
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document
+from search.yaml_text import yaml_text
 
 __all__ = ["POINT_NUMBERS", "SERVED_AXES", "SERVED_NAMES", "ServedPoint", "ServedSpace", "answers", "load_served",
            "parse_served", "read_served"]  # fmt: skip

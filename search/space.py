@@ -15,8 +15,6 @@ from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 
-import yaml
-
 import spaces
 from estimator.captured import CapturedModel
 from estimator.graph_file import read_graph
@@ -34,11 +32,12 @@ from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.layout import layers_of
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
 from search.plain import from_plain, plain
-from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, parse_scalar, read_document
+from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, read_document
+from search.yaml_text import yaml_text
 
 __all__ = ["ANSWERS", "Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "overridden",
-           "parse_space", "read_model", "read_name", "read_space", "read_systems", "refuse_requests", "shipped_spaces",
-           "yaml_text"]  # fmt: skip
+           "parse_space", "read_model", "read_name", "read_space", "read_systems", "refuse_requests",
+           "shipped_spaces"]  # fmt: skip
 
 KEYS = (
     "name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "search", "reference",
@@ -169,11 +168,6 @@ class Space:
         if self.fusion_rules:
             content["fusion_rules"] = write_fusion_rules(self.fusion_rules)
         return yaml_text(content)
-
-
-def yaml_text(content: dict[str, Plain]) -> str:
-    """A resolved space as a file that reads back to an equal one."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def shipped_spaces(*, answers: bool = False) -> list[str]:
@@ -492,18 +486,3 @@ def _check_layouts(document: Document, model: ModelSpec) -> None:
 
 def _write_point(point: Strategy) -> dict[str, Plain]:
     return write_axes({name: (value,) for name, value in axis_values(point).items()})
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every text that our reader would take for something else; writes no aliases."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if isinstance(parse_scalar(text), str) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)

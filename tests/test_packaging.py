@@ -56,7 +56,7 @@ def first_block(readme: str) -> list[str]:
 
 
 def test_the_wheel_holds_every_module_every_yaml_and_every_type_marker(root, wheel):
-    kinds = {".py", ".yaml", ".typed", ".js", ".css", ".html"}
+    kinds = {".py", ".yaml", ".typed", ".js", ".css", ".html", ".tsv"}
     files = (path for package in PACKAGES for path in (root / package).rglob("*") if path.suffix in kinds)
     wanted = {path.relative_to(root).as_posix() for path in files}
     assert {f"{package}/py.typed" for package in PACKAGES} <= wanted

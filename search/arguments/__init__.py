@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search.arguments import decisions, graphs, hardware, inference, points, runs, searches, traces
+from search.arguments import decisions, graphs, hardware, inference, launchers, points, runs, searches, traces
 from search.arguments.parser import Commands, Parser
 
 __all__ = ["Commands", "Parser", "add_all"]
@@ -10,5 +10,5 @@ __all__ = ["Commands", "Parser", "add_all"]
 
 def add_all(commands: Commands) -> None:
     """Adds every command, in the order of the help."""
-    for room in (searches, runs, decisions, points, inference, graphs, traces, hardware):
+    for room in (searches, runs, decisions, points, launchers, inference, graphs, traces, hardware):
         room.add(commands)

@@ -19,11 +19,11 @@ from search.commands.estimate import layout_phrase
 from search.commands.point import Point, model_line, read_point
 from search.commands.rows import megatron_layout
 
-__all__ = ["run"]
+__all__ = ["Side", "comparison_data", "comparison_text", "run", "side_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
+class Side:
     """One of the two: the configuration, its price, and both as a row."""
 
     letter: str
@@ -49,21 +49,25 @@ def run(args: argparse.Namespace) -> int:
     """Compares two configurations; ValueError where one is illegal."""
     a = _side("A", args.a, [*args.overrides, *args.overrides_a])
     b = _side("B", args.b, [*args.overrides, *args.overrides_b])
-    answer(args, text=_text(a, b), data=_data(a, b))
+    answer(args, text=comparison_text(a, b), data=comparison_data(a, b))
     return 0
 
 
-def _side(letter: str, target: str, overrides: list[str]) -> _Side:
-    point = read_point(target, None, overrides)
+def _side(letter: str, target: str, overrides: list[str]) -> Side:
+    return side_of(letter, read_point(target, None, overrides), target)
+
+
+def side_of(letter: str, point: Point, target: str) -> Side:
+    """One of the two, priced; ValueError names it where it is illegal."""
     try:
         point = point.settled()
         result = point.evaluate()
     except ValueError as error:
         raise ValueError(f"{target}: {error}") from error
-    return _Side(letter=letter, point=point, result=result, row=point.row(result))
+    return Side(letter=letter, point=point, result=result, row=point.row(result))
 
 
-def _differences(a: _Side, b: _Side) -> dict[str, tuple[Any, Any]]:
+def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """What is not the same, by name; models and systems of one name are held against each other as well."""
     told = {name: (x, b.facts[name]) for name, x in a.facts.items() if x != b.facts[name]}
     for name, mine, other in (("model", a.point.model, b.point.model), ("system", a.point.system, b.point.system)):
@@ -72,7 +76,7 @@ def _differences(a: _Side, b: _Side) -> dict[str, tuple[Any, Any]]:
     return told
 
 
-def _headline(a: _Side, b: _Side, differ: Mapping[str, tuple[Any, Any]]) -> str:
+def _headline(a: Side, b: Side, differ: Mapping[str, tuple[Any, Any]]) -> str:
     """Which is faster, by how much, and for how much memory."""
     if not differ:
         return "A and B are the same configuration"
@@ -92,7 +96,8 @@ def _headline(a: _Side, b: _Side, differ: Mapping[str, tuple[Any, Any]]) -> str:
     return f"B {rate}, with {grown}; {len(differ)} difference{'s'[: len(differ) - 1]}: {names}"
 
 
-def _text(a: _Side, b: _Side) -> str:
+def comparison_text(a: Side, b: Side) -> str:
+    """Both, what differs, the waterfall of their steps and the items of their fullest ranks."""
     differ = _differences(a, b)
     lines = hanging("", _headline(a, b, differ))
     for side in (a, b):
@@ -118,7 +123,7 @@ def _text(a: _Side, b: _Side) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ranks(side: _Side) -> list[tuple[str, float, float]]:
+def _ranks(side: Side) -> list[tuple[str, float, float]]:
     return [
         ("+".join(map(str, stage.layers)), stage.forward_s + stage.backward_s, _allocated(stage))
         for stage in side.result.stages
@@ -129,7 +134,8 @@ def _allocated(stage: StageResult) -> float:
     return sum(stage.memory.values())
 
 
-def _data(a: _Side, b: _Side) -> dict[str, Any]:
+def comparison_data(a: Side, b: Side) -> dict[str, Any]:
+    """The same for programs."""
     differ = _differences(a, b)
     terms = [*TIME_TERMS, "step_time_s"]
     items = dict.fromkeys([*a.worst.memory, *b.worst.memory])
@@ -148,7 +154,7 @@ def _data(a: _Side, b: _Side) -> dict[str, Any]:
     }
 
 
-def _side_data(side: _Side) -> dict[str, Any]:
+def _side_data(side: Side) -> dict[str, Any]:
     p, result = side.point, side.result
     return {
         "name": p.name,

@@ -1,0 +1,34 @@
+"""`search export`: a configuration as a launch file of a training framework."""
+
+from __future__ import annotations
+
+import argparse
+
+from results.launchers import Job, write_launch_file
+from search.commands.answer import answer, tell
+from search.commands.point import Point, read_point
+from search.launch_files import job_of, refusal
+
+__all__ = ["job_of_point", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file; ValueError for what is illegal, or what the framework cannot say and no note excuses."""
+    point = read_point(args.config, args.reference, args.overrides)
+    try:
+        point = point.settled()
+        if illegal := refusal(point.model, point.strategy, point.system, point.workload):
+            raise ValueError(illegal)
+    except ValueError as error:
+        raise ValueError(f"{args.config}: {error}") from error
+    text = write_launch_file(job_of_point(point), args.to)
+    notes = [line.partition("note: ")[2] for line in text.splitlines() if line.startswith("# note: ")]
+    answer(args, text=text, data={"framework": args.to, "name": point.name, "notes": notes, "file": text})
+    if not args.json:
+        tell(*(f"note: {note}" for note in notes))
+    return 0
+
+
+def job_of_point(point: Point) -> Job:
+    """The point as a job."""
+    return job_of(point.name, point.model, point.strategy, point.system, point.workload)
