@@ -57,6 +57,7 @@ def _add_show(group: Commands) -> None:
     show.add_argument(
         "--source", action="store_true", help="of a captured graph: where in the model's code ops come from"
     )
+    show.add_argument("--ops", action="store_true", help="every operation with its price (of a model: with --chip)")
     show.add_argument("--csv", action="store_true", help="the rows as CSV")
     add_subject(show)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from estimator.captured import CapturedModel, Origin
@@ -13,6 +14,7 @@ from results.report.graph_tree import part_rows, rows_table, scope_rows, tree_li
 from results.report.text import hanging
 from search.commands.answer import answer, write
 from search.commands.graph_subject import GraphSubject, read_subject
+from search.commands.ops import listed, ops_table
 from search.commands.point import model_line
 
 __all__ = ["run"]
@@ -28,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
             if getattr(args, name) not in (None, False):
                 raise ValueError(f"--{name} is for amounts, but --source tells places; leave one of them out")
         return _show_sources(args, subject)
+    if args.ops:
+        return _show_ops(args, subject)
     tree = GraphHierarchy(subject.name, subject.entries)
     if args.by == "part" and args.depth is not None:
         raise ValueError("--depth is for scopes, but --by part has none; leave one of them out")
@@ -41,6 +45,18 @@ def run(args: argparse.Namespace) -> int:
         "colours": {part.value: colour for part, colour in PART_COLOURS.items()},
     }  # fmt: skip
     answer(args, text="\n".join([*_head(subject), "", *lines]) + "\n", data=data)
+    return 0
+
+
+def _show_ops(args: argparse.Namespace, subject: GraphSubject) -> int:
+    """Every op with its price, as `search estimate --ops` lists them."""
+    if not any(entry.bound for entry in subject.entries):
+        raise ValueError(f"--ops lists what operations take, but {args.config} has no prices; name a --chip")
+    if args.csv:
+        raise ValueError("--ops is a table or --json, but got --csv; search graph export writes the operations as CSV")
+    ops = listed(subject.entries)
+    data = {"name": subject.name, "of": subject.told, "ops": [asdict(op) for op in ops]}
+    answer(args, text="\n".join([*_head(subject)[:1], "", ops_table(ops, subject.told)]), data=data)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +12,7 @@ from results.report.text import clip, columns
 from search.commands.graph_subject import priced_graph
 from search.commands.point import Point
 
-__all__ = ["PricedOp", "ops_table", "price_ops"]
+__all__ = ["PricedOp", "listed", "ops_table", "price_ops"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,12 @@ class PricedOp:
 
 def price_ops(point: Point) -> list[PricedOp]:
     """Ops in the order of the model, phase by phase. Traffic that overlap hides is listed with its full seconds."""
-    return [_listed(entry) for entry in priced_graph(point)[1]]
+    return listed(priced_graph(point)[1])
+
+
+def listed(entries: Iterable[Entry]) -> list[PricedOp]:
+    """The ops of priced entries, in their order."""
+    return [_listed(entry) for entry in entries]
 
 
 def _listed(entry: Entry) -> PricedOp:
@@ -61,12 +67,12 @@ def _listed(entry: Entry) -> PricedOp:
     )  # fmt: skip
 
 
-def ops_table(ops: list[PricedOp]) -> str:
+def ops_table(ops: list[PricedOp], of: str = "one micro-batch on one rank") -> str:
     """One table a block and phase, traffic of groups of one left out."""
-    out = ["one micro-batch on one rank; what overlap hides is listed in full"]
+    out = [f"{of}; what overlap hides is listed in full"]
     for (block, times, phase), members in groupby(ops, key=lambda op: (op.block, op.times, op.phase)):
-        listed = list(members)
-        total = format_seconds(sum(op.seconds for op in listed))
+        some = list(members)
+        total = format_seconds(sum(op.seconds for op in some))
         out += ["", f"{block} ({times} in the model), {phase}: {total}"]
         cells = [
             [
@@ -80,7 +86,7 @@ def ops_table(ops: list[PricedOp]) -> str:
                 f"{op.utilisation:.0%}" if op.utilisation == op.utilisation else "-",
                 op.source,
             ]
-            for op in listed
+            for op in some
             if op.seconds
         ]
         out += columns(["op", "kind", "FLOPs", "bytes", "FLOP/B", "seconds", "bound", "used", "source"], cells, left=2)
