@@ -322,3 +322,28 @@ def test_ops_of_a_fused_graph_still_have_gradients(own):
     block = lower(build(QK_NORM, SEQ), Strategy(fusion=own(NORM_ROPE)), BF16).blocks[DENSE]
     forward = {op.name for op in block.of_phase(Phase.FORWARD) if op.kind is not OpKind.COLLECTIVE}
     assert {f"{name}.grad" for name in forward} <= {op.name for op in block.of_phase(Phase.BACKWARD)}
+
+
+def test_an_op_is_in_one_match():
+    """A second norm of the same sum is a kernel of its own."""
+    graph = build(LLAMA, SEQ)
+    dense = graph.blocks[DENSE]
+    norm = named(dense, "post_attention_norm")
+    other = norm.but(name="other_norm", outputs=("other_norm.out",))
+    tensors = {"other_norm.out": dense.tensors[norm.outputs[0]]}
+    both = dense.with_ops((*dense.ops, other), tensors)
+    block = fuse(replace(graph, blocks={DENSE: both}), frozenset({Fusion.FUSED_RESIDUAL_NORM})).blocks[DENSE]
+    assert named(block, "post_attention_norm").rides
+    assert named(block, "other_norm") == other
+    assert (
+        block.ops == fused_by_hand(replace(graph, blocks={DENSE: both}), {Fusion.FUSED_RESIDUAL_NORM}).blocks[DENSE].ops
+    )
+
+
+def test_what_is_made_inside_a_kernel_is_no_longer_kept(own):
+    rules = own("rules: [{name: n, about: x, chain: [activation, activation], result: {kind: activation}}]")
+    plain, fused = (fuse(build(LLAMA, SEQ), f).blocks[DENSE] for f in (frozenset(), rules))
+    kept = {save.tensor for save in named(plain, "mlp.act").saves}
+    assert "mlp.silu.out" in kept
+    assert {save.tensor for save in named(fused, "mlp.act").saves} == {"mlp.gate_proj.out", "mlp.up_proj.out"}
+    assert named(fused, "mlp.act").inputs == ("mlp.gate_proj.out", "mlp.up_proj.out")

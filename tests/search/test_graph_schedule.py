@@ -95,3 +95,28 @@ def test_drafts_of_a_config_come_from_the_source_of_its_modules(capsys, tmp_path
     text = yaml.safe_dump({"rules": [d["rule"] for d in data["drafts"]]})
     (tmp_path / "drafts.yaml").write_text(text, encoding="utf-8")
     assert len(read_rules(tmp_path / "drafts.yaml")) == len(found)
+
+
+def test_rules_by_class_hold_of_captured_graphs_and_follow_bases(capsys, tmp_path, search):
+    config = config_file(tmp_path, "llama")
+    assert search("capture", config, "-o", "llama.graph.json").code == 0
+    rules = tmp_path / "classes.yaml"
+    rules.write_text(
+        "rules:\n"
+        "  - {name: norms, about: of a class, op: {class: LlamaRMSNorm}, change: {op: {passes: 1}}}\n"
+        "  - {name: sums, about: of a base, op: {class: GradientCheckpointingLayer}, change: {op: {passes: 0.5}}}\n"
+        "  - {name: gates, about: a module, module: LlamaMLP, when: first.hidden > 1e9, result: {passes: 1}}\n",
+        encoding="utf-8",
+    )
+    words = ("fuse", str(tmp_path / "llama.graph.json"), "--rules", str(rules), "--only", "norms,sums,gates")
+    data = told(capsys, *words)
+    fired = {(f["rule"], op) for f in data["firings"] for op in f["ops"]}
+    assert fired == {
+        ("norms", "input_norm"), ("norms", "post_attention_norm"), ("norms", "final_norm"),
+        ("sums", "attention.residual"), ("sums", "mlp.residual"),
+    }  # fmt: skip
+    (gates,) = [m["why"] for m in data["missed"] if m["rule"] == "gates"]
+    assert "first.hidden > 1e9 does not hold (first.hidden = 64)" in gates
+    built = told(capsys, "fuse", str(config), "--rules", str(rules), "--only", "norms,gates")
+    assert not built["firings"]
+    assert all("nothing is known of" in m["why"] for m in built["missed"] if m["rule"] in {"norms", "gates"})

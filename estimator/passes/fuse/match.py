@@ -202,9 +202,13 @@ SHARED: Mapping[Share, Callable[[Op, Block], Hashable]] = {
 
 def why_not(case: Case, block: Block, sources: Sources) -> str:
     """Why a case does not fire in a block."""
+    refused: list[str] = []
     if case.modules:
         if not sources.origins:
             return "the graph was built from a model file: nothing is known of modules"
+        matches(case, block, sources, refused)
+        if refused:
+            return refused[0]
         return f"no module is a {' or a '.join(sorted(case.modules))} with two ops and more"
     search = _Search(case, block, sources)
     for label, pattern in case.patterns.items():
@@ -212,7 +216,6 @@ def why_not(case: Case, block: Block, sources: Sources) -> str:
             if pattern.classes and not sources.origins:
                 return "the graph was built from a model file: nothing is known of classes"
             return f"no op is {told(pattern)}"
-    refused: list[str] = []
     matches(case, block, sources, refused)
     if refused:
         return refused[0]
