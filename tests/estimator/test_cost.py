@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator.cost.overlap import SLOWDOWN
-from estimator.cost.price import BACKENDS, MEMORY_TRAFFIC, Roofline, TileModel, price
+from estimator.cost.price import BACKENDS, MEMORY_TRAFFIC, Confidence, Roofline, TileModel, price
 from estimator.cost.table import Again, Base
 from estimator.cost.work import work
 from estimator.graph import Block, BlockKind
@@ -175,7 +175,7 @@ def test_every_price_says_who_gave_it():
 
 def test_the_backend_of_highest_priority_that_covers_an_op_answers():
     class Table:
-        name, priority = "measured", 200
+        name, priority, confidence, whole = "measured", 200, Confidence.HIGH, False
 
         def covers(self, op, chip):
             return op.kind is OpKind.NORM

@@ -347,3 +347,18 @@ def test_what_is_made_inside_a_kernel_is_no_longer_kept(own):
     assert "mlp.silu.out" in kept
     assert {save.tensor for save in named(fused, "mlp.act").saves} == {"mlp.gate_proj.out", "mlp.up_proj.out"}
     assert named(fused, "mlp.act").inputs == ("mlp.gate_proj.out", "mlp.up_proj.out")
+
+
+def test_an_op_that_two_matches_want_is_in_the_first(own):
+    """Q and k are both rotated for the same scores."""
+    text = """
+rules:
+  - name: n
+    about: a rotation and the scores behind it
+    dag: {turn: {kind: rope}, scores: {kind: scores, reads: turn}}
+    change: {turn: {passes: 5}}
+"""
+    block = fuse(build(LLAMA, SEQ), own(text)).blocks[DENSE]
+    assert [named(block, f"attention.{name}_rope").passes for name in "qk"] == [5.0, 1.0]
+    each = fuse(build(LLAMA, SEQ), own(text.replace("    change", "    once: turn\n    change"))).blocks[DENSE]
+    assert [named(each, f"attention.{name}_rope").passes for name in "qk"] == [5.0, 5.0]
