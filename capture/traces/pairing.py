@@ -178,14 +178,19 @@ def _check_number(first: _Member, other: _Member) -> None:
 
 def _unlike(first: _Member, other: _Member) -> str | None:
     """The first collective that has another name or size on the other rank, in words."""
-    for sequence, (row, its) in enumerate(zip(other.rows, first.rows, strict=True)):
-        mine, theirs = _what(other.trace, row), _what(first.trace, its)
-        known = mine[1] is not None and theirs[1] is not None and mine[0] not in UNEQUAL
-        if mine[0] != theirs[0] or (known and mine[1] != theirs[1]):
-            where = f"{other.trace.source}: process group {other.group.name!r}: collective {sequence}"
-            what = f"but is {_told(*mine)} against {_told(*theirs)}"
-            return f"{where} must be the same as in {first.trace.source}, {what}"
-    return None
+    index = {text: number for number, text in enumerate(first.trace.names)}
+    same_text = np.array([index.get(text, -1) for text in other.trace.names], np.int64)
+    unequal = np.array([text in UNEQUAL for text in first.trace.names], bool)
+    names, theirs = same_text[other.trace.name[other.rows]], first.trace.name[first.rows]
+    # Where a size is not told, the difference is not a number, and no greater than any.
+    sizes_differ = np.abs(other.trace.nbytes[other.rows] - first.trace.nbytes[first.rows]) > 0
+    wrong = (names != theirs) | (sizes_differ & ~unequal[theirs])
+    if not wrong.any():
+        return None
+    sequence = int(np.argmax(wrong))
+    where = f"{other.trace.source}: process group {other.group.name!r}: collective {sequence}"
+    mine, its = _what(other.trace, other.rows[sequence]), _what(first.trace, first.rows[sequence])
+    return f"{where} must be the same as in {first.trace.source}, but is {_told(*mine)} against {_told(*its)}"
 
 
 def _what(trace: RankTrace, row: int) -> tuple[str, float | None]:

@@ -231,6 +231,11 @@ def test_sends_and_receives_that_tell_the_other_rank_are_transfers(tmp_path):
     assert pair(traces).num_transfers == 3
 
 
+def test_correlations_may_be_unsigned(tmp_path):
+    (trace,) = read_all([write(tmp_path / "a.json", launched("gemm", 10, 30, 50, 2**64 - 3))])
+    assert len(trace.before) == 1
+
+
 def test_transfers_that_run_in_one_kernel_are_paired_with_nothing(tmp_path):
     note = span("nccl:coalesced", "user_annotation", 5, 20)
     events = [note, *launched("ncclDevKernel_SendRecv(...)", 10, 30, 50, 3, stream=20)]
@@ -327,6 +332,11 @@ def test_truncated_json_is_refused_by_its_last_event(tmp_path):
     text = path.read_text()
     path.write_text(text[: text.rindex('"ncclDevKernel')])
     assert "must be whole JSON, but after event 20 ('cudaLaunchKernel'):" in refusal(path)
+
+
+def test_a_time_that_cannot_be_is_refused(tmp_path):
+    told = refusal(write(tmp_path / "a.json", [*step(), span("late", "cpu_op", 1e300, 1)]))
+    assert "Expected `float` <= 1e+17" in told
 
 
 def test_malformed_and_mistyped_events_are_refused_where_they_stand(tmp_path, monkeypatch):
