@@ -195,7 +195,9 @@ class _Builder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """All edges within iterations, with those from each begin and to each end; ValueError for a circle."""
         edges = np.array(self.order.edges, dtype=np.int64).reshape(-1, 2)
-        edges = np.unique(edges[iteration[edges[:, 0]] == iteration[edges[:, 1]]], axis=0)
+        edges = edges[iteration[edges[:, 0]] == iteration[edges[:, 1]]]
+        numbers = np.unique(edges[:, 0] * num + edges[:, 1])  # each once, many times faster than by rows
+        edges = np.stack([numbers // max(num, 1), numbers % max(num, 1)], axis=1)
         begins = {(r, number): num + 2 * k for k, (r, number) in enumerate(whose.tolist())}
         at = np.array([begins[key] for key in zip(node[:num].tolist(), iteration[:num].tolist(), strict=True)])
         local = edges[node[edges[:, 0]] == node[edges[:, 1]]]

@@ -178,8 +178,9 @@ class _Implied:
     def _main_streams(self) -> dict[tuple[int, int], tuple[list[int], list[float], list[float]]]:
         """Of each rank and iteration the compute of the stream that computes most: events, starts, ends."""
         lasts: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        compute = self.codes[Kind.COMPUTE]
         for i in self.order:
-            if self.kind[i] == self.codes[Kind.COMPUTE]:
+            if self.kind[i] == compute:
                 lasts[self.node[i]][self.queue[i]] += self.end[i] - self.start[i]
         most = {max(table, key=table.__getitem__) for table in lasts.values()}
         rows: dict[tuple[int, int], list[int]] = defaultdict(list)

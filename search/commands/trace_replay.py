@@ -25,6 +25,8 @@ from search.commands.trace_measured import measured_step
 
 __all__ = ["json_timeline", "read_job", "run"]
 
+NOTES = 8  # of a text: each rank has one on its clock
+
 
 def read_job(path: str, *, hosts: bool = True) -> GlobalDfg:
     """The global graph of a file of `search trace import`. hosts: with what launching processors do as operations."""
@@ -103,8 +105,9 @@ def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration
         lines.append(f"memory    {format_bytes(float(shown.peak_bytes.max()))} at most, of tensors whose size is known")
     lines += ["", f"iteration {shown.number}:", critical_table(critical_path(timeline), timeline.span_s)]
     lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
-    for note in dfg.notices:
+    for note in dfg.notices[:NOTES]:
         lines += hanging("note: ", note)
+    lines += [f"note: {len(dfg.notices) - NOTES} more with --json"] if len(dfg.notices) > NOTES else []
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -202,3 +203,14 @@ def test_a_job_that_has_no_order_is_refused_with_file_and_event(traces, says, tm
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_a_job_of_many_ranks_does_not_bury_its_answer_in_notes(tmp_path, capsys):
+    path = tmp_path / "noted.dfg"
+    traces = [replace(t, notices=tuple(f"rank {t.rank} notes {k}" for k in range(6))) for t in ddp()]
+    write_traces(path, traces, pair(traces))
+    assert main(["trace", "replay", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("note: ") == 9
+    assert "note: 4 more with --json" in out
+    assert len(told(capsys, "trace", "replay", str(path))["notices"]) == 12
