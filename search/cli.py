@@ -76,9 +76,9 @@ def _run(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     args = parser.parse_args(words)
-    command = importlib.import_module(f"search.commands.{args.module}")
     if entry_points(group="trainspace.cost_backends"):  # of other packages; most machines have none
-        importlib.import_module("search.backends").load_backends()
+        importlib.import_module("search.backends").load_backends()  # before any module has its own chain of them
+    command = importlib.import_module(f"search.commands.{args.module}")
     code: int = getattr(command, args.function)(args)
     return code
 

@@ -64,6 +64,10 @@ class Pass:
     each: bool = False
 
 
+TRAIN = "train"
+"""The phase that has gradients."""
+
+
 def _shard(graph: OpGraph, by: Lowering) -> OpGraph:
     return shard(graph, by.strategy)
 
@@ -101,13 +105,15 @@ PASSES: tuple[Pass, ...] = (
          run=lambda graph, by: run_beside(graph, overlap=by.strategy.shared_expert_overlap),
          reads=("shared_expert_overlap",)),
     Pass(name="gradients", stage=_OPTIMISE, about="backward of every op, and the duals of collectives",
-         run=lambda graph, by: differentiate(graph)),
+         run=lambda graph, by: differentiate(graph) if graph.phase == TRAIN else graph),
     Pass(name="remake", stage=_OPTIMISE, about="activations that a recipe forms again in backward",
-         run=lambda graph, by: remake_activations(graph, by.recipe), reads=("precision",)),
+         run=lambda graph, by: remake_activations(graph, by.recipe) if graph.phase == TRAIN else graph,
+         reads=("precision",)),
     Pass(name="cuda_graphs", stage=_OPTIMISE, about="kernels that are launched together",
          run=lambda graph, by: capture(graph, by.strategy.cuda_graph), reads=("cuda_graph",)),
     Pass(name="recompute", stage=_OPTIMISE, about="forward ops that backward runs again",
-         run=lambda graph, by: recompute(graph, by.strategy.recompute), reads=("recompute",), each=True),
+         run=lambda graph, by: recompute(graph, by.strategy.recompute) if graph.phase == TRAIN else graph,
+         reads=("recompute",), each=True),
     Pass(name="flops", stage=_ANALYSE, about="FLOPs and bytes of every op", acts="estimator/cost/work.py"),
     Pass(name="roofline", stage=_ANALYSE, about="seconds of every kernel, by the chain of cost backends",
          acts="estimator/cost/price.py"),

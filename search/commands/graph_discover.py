@@ -18,7 +18,7 @@ from estimator.strategy import Fusion
 from hardware.units import format_bytes, format_seconds
 from results.report.text import wrap
 from search.commands.answer import answer
-from search.commands.graph_fuse import Subject, read_lowering
+from search.commands.graph_fuse import Subject, passes_of, read_lowering
 
 __all__ = ["run"]
 
@@ -138,7 +138,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _yaml(subject: Subject, seconds: float, good: Sequence[Draft], bad: Sequence[Draft]) -> str:
     """A rule file: drafts that save something, each under what to review; below, as comments, those that do not."""
-    head = f"{subject.name}: {subject.told}; {format_seconds(seconds)} forward and backward"
+    head = f"{subject.name}: {subject.told}; {format_seconds(seconds)} {passes_of(subject.graph)}"
     lines = [*_comment(head), "#", *_comment(HEAD), "rules:" if good else "rules: []"]
     for i, draft in enumerate(good, start=1):
         told = (

@@ -27,7 +27,7 @@ from search.commands.graph_subject import SEQ, is_configuration
 from search.commands.point import read_point
 from search.fusion_rules import own_rules
 
-__all__ = ["Subject", "read_lowering", "run"]
+__all__ = ["Subject", "passes_of", "read_lowering", "run"]
 
 CHIP = "h100-80g-sxm"  # of a model that is looked at by itself
 OF_MODEL = ("seq", "precision", "chip")
@@ -100,7 +100,7 @@ def _text(subject: Subject, report: Report, *, explained: bool) -> str:
     saved = report.before.minus(report.after)
     lines = [
         f"{subject.name}: {subject.told}",
-        "forward and backward of all layers, without recompute and traffic between ranks",
+        f"{passes_of(subject.graph)} of all layers, without recompute and traffic between ranks",
         "",
         *columns(["", "seconds", "through HBM", "kept", "kernels"], [
             ["without rules", *_cells(report.before)], ["with these", *_cells(report.after)], ["saved", *_cells(saved)],
@@ -117,6 +117,11 @@ def _text(subject: Subject, report: Report, *, explained: bool) -> str:
     elif report.missed:
         lines += ["", f"{len({m.rule for m in report.missed})} rules do nothing here; --explain tells why"]
     return "\n".join(lines) + "\n"
+
+
+def passes_of(graph: OpGraph) -> str:
+    """What is counted of a graph of its phase."""
+    return "forward and backward" if graph.phase == "train" else f"forward in {graph.phase}"
 
 
 def _explained(report: Report) -> list[str]:

@@ -120,3 +120,22 @@ def test_rules_by_class_hold_of_captured_graphs_and_follow_bases(capsys, tmp_pat
     built = told(capsys, "fuse", str(config), "--rules", str(rules), "--only", "norms,gates")
     assert not built["firings"]
     assert all("nothing is known of" in m["why"] for m in built["missed"] if m["rule"] in {"norms", "gates"})
+
+
+def test_graphs_that_answer_have_no_gradients(capsys, tmp_path, search):
+    config = config_file(tmp_path, "llama")
+    assert search("capture", config, "-o", "decode.graph.json", "--phase", "decode").code == 0
+    graph = str(tmp_path / "decode.graph.json")
+    rules = tmp_path / "decode.yaml"
+    rules.write_text(
+        "rules:\n"
+        "  - {name: one, about: of decode, phases: decode, op: {kind: rope}, change: {op: {passes: 0.5}}}\n"
+        "  - {name: other, about: of prefill, phases: prefill, op: {kind: rope}, change: {op: {passes: 0.5}}}\n",
+        encoding="utf-8",
+    )
+    data = told(capsys, "fuse", graph, "--rules", str(rules), "--only", "one,other")
+    assert {rule["rule"] for rule in data["rules"]} == {"one"}
+    assert {m["rule"]: m["why"] for m in data["missed"]}["other"] == "it is for prefill, and this is decode"
+    scheduled = told(capsys, "schedule", graph)
+    assert set(scheduled["seconds_by"]) == {"forward"}
+    assert scheduled["num_tasks"] == told(capsys, "fuse", graph)["after"]["kernels"]
