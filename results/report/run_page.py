@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from estimator.result import COLUMNS
+from results.colours import DISTINCT, PASS_COLOURS
 from results.files import dump_json
 from results.report.breakdown import TIME_TERMS
+from results.report.gantt import LETTERS, WORDS
 from results.report.packed import Packed, packed
 from results.report.terminal import arithmetic, ranked, settings
 from results.schema import FRONT_FIELDS, STRATEGY_NAMES, Plain
@@ -95,7 +97,8 @@ def page_html(
         "systems": facts.systems, "counts": facts.counts, "rejections": list(facts.rejections),
         "closest": list(facts.closest), "closest_note": facts.closest_note,
         "provenance": [[head, [list(pair) for pair in pairs]] for head, pairs in facts.provenance],
-        "details": [asdict(detail) for detail in details],
+        "details": [asdict(detail) for detail in details], "hues": list(DISTINCT),
+        "passes": {LETTERS[kind]: [hue, WORDS[kind].partition(" ")[2]] for kind, hue in PASS_COLOURS.items()},
     }  # fmt: skip
     table = _packed(rows, objectives)
     named = zip(rows["id"].tolist(), rows["name"].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Commands that help to decide: report, plan."""
+"""Commands that help to decide: report, plan, fit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def add(commands: Commands) -> None:
         "report", "report", "the run as one page that opens from disk", example="search report latest -o front.html"
     )
     report.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
+    report.add_argument("--png", metavar="DIR", help="the same pictures as files, into that folder")
     plan = commands.add(
         "plan",
         "plan",
@@ -31,4 +32,14 @@ def add(commands: Commands) -> None:
         help="restart_s=600, spare_nodes=4, ..., repeatable (docs/planning.md), or off: no failures, no checkpoints",
     )
     plan.add_argument("--top", type=positive, metavar="N", help="at most N rows")
-    add_set(plan)
+    fit = commands.add(
+        "fit",
+        "fit",
+        "the largest micro-batch, longest sequence, fewest chips and cheapest recompute that fit",
+        example="search fit deepseek_v3:published",
+    )
+    fit.add_argument("config", metavar="CONFIG", help="a space file with one point, FILE:NAME, or RUN:ID")
+    fit.add_argument("--reference", metavar="NAME", help="the named point of the file")
+    fit.add_argument("--longest", type=positive, metavar="TOKENS", help="sequences tried (default 1048576)")
+    for parser in (plan, fit):
+        add_set(parser)

@@ -21,4 +21,5 @@ def add(commands: Commands) -> None:
     show.add_argument(
         "--tables", choices=("front", "reference", "trials", "replays"), default="front", help="which rows"
     )
+    show.add_argument("--xlsx", metavar="FILE", help="also write the rows, waterfalls and operations as a workbook")
     show.add_argument("--picture", metavar="FILE", help="also draw the rows as a PNG (needs trainspace[report])")

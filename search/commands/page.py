@@ -10,6 +10,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from search.lane import Passes, num_passes, passes_of
 from search.sensitivity import shifts_of
 from search.space import Space
 
-__all__ = ["details_of", "report_html", "write_report"]
+__all__ = ["Gathered", "details_of", "gathered", "report_html", "write_report"]
 
 DETAILED = 40  # points whose stages are in the page: a few kilobytes each
 SHIFTED = 12  # of these, points that are evaluated on changed systems
@@ -58,7 +59,7 @@ def write_report(folder: RunFolder, space: Space) -> None:
     start = time.perf_counter()
     try:
         with folder:
-            folder.write_report(report_html(folder, space))
+            folder.write_report(report_html(gathered(folder, space)))
             seconds, took = folder.manifest["seconds"], time.perf_counter() - start
             told = {"report": took, "total": seconds["total"] + took}
             folder.update_manifest(seconds={name: s for name, s in seconds.items() if name != "total"} | told)
@@ -66,12 +67,29 @@ def write_report(folder: RunFolder, space: Space) -> None:
         tell(f"no report: {error}")
 
 
-def report_html(folder: RunFolder, space: Space) -> str:
-    """The page of a run that has a front."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """All that a page or its pictures show of a run."""
+
+    facts: RunFacts
+    front: Table
+    reference: Table
+    objectives: list[str]
+    details: list[Detail]
+
+
+def gathered(folder: RunFolder, space: Space) -> Gathered:
+    """Of a run that has a front."""
     front, reference = folder.read_front(), folder.read_reference()
     objectives = [objective.column for objective in space.objectives]
     details = details_of(space, front, reference, objectives)
-    return page_html(_facts(folder, space, front, details), front, reference, objectives, details)
+    facts = _facts(folder, space, front)
+    return Gathered(facts=facts, front=front, reference=reference, objectives=objectives, details=details)
+
+
+def report_html(shown: Gathered) -> str:
+    """The page."""
+    return page_html(shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 
 def details_of(space: Space, front: Table, reference: Table, objectives: Sequence[str]) -> list[Detail]:
@@ -136,7 +154,7 @@ def _short(values: np.ndarray) -> list[float]:
     return [float(f"{value:.7g}") for value in values.tolist()]
 
 
-def _facts(folder: RunFolder, space: Space, front: Table, details: Sequence[Detail]) -> RunFacts:
+def _facts(folder: RunFolder, space: Space, front: Table) -> RunFacts:
     manifest, work = folder.manifest, space.workload
     closest, note = _closest(manifest)
     about = [
@@ -153,7 +171,7 @@ def _facts(folder: RunFolder, space: Space, front: Table, details: Sequence[Deta
         title=f"{manifest['name']}: {len(front)} points", run=str(folder.path), about=about,
         systems={system.name: _system(system) for system in space.systems},
         counts=counts_line(manifest["counts"], space.open_axes), rejections=list(folder.read_rejections().rows()),
-        closest=closest, closest_note=note, provenance=_provenance(folder, space, front, details),
+        closest=closest, closest_note=note, provenance=_provenance(folder, space, front),
         commands=[
             f"search show {run_name}", f"search estimate {run_name}:{int(front['id'][best])} --ops",
             f"search replay {run_name}", f"search plan {run_name} --tokens 15e12", f"search why {run_name}",
@@ -183,7 +201,7 @@ def _closest(manifest: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
     return rows, "of the structures that no option makes fit in memory, those that lack the least"
 
 
-def _provenance(folder: RunFolder, space: Space, front: Table, details: Sequence[Detail]) -> list[tuple[str, Pairs]]:
+def _provenance(folder: RunFolder, space: Space, front: Table) -> list[tuple[str, Pairs]]:
     manifest = folder.manifest
     systems = {system.chip.name: system for s in space.systems for system in s.parts}
     out = [

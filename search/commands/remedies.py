@@ -13,7 +13,7 @@ from estimator.graph import BlockKind
 from estimator.strategy import Fusion, Module, Recompute, RecomputeKind, Schedule, Strategy
 from search.commands.point import Point
 
-__all__ = ["Remedy", "remedies"]
+__all__ = ["Remedy", "modules_of", "remedies"]
 
 MAX_CHANGES = 4
 PAIRS = 2  # up to so many changes every combination is tried; beyond, only what takes the least memory so far
@@ -136,7 +136,7 @@ def _recomputes(point: Point, s: Strategy) -> Iterator[tuple[str, Strategy]]:
         return
     s = replace(s, recompute_per_chunk=None)
     if s.recompute.kind is not RecomputeKind.BLOCK:
-        for module in sorted(_modules(point) - s.recompute.modules, key=lambda m: m.value):
+        for module in sorted(modules_of(point) - s.recompute.modules, key=lambda m: m.value):
             wider = Recompute(kind=RecomputeKind.SELECTIVE, modules=s.recompute.modules | {module})
             yield f"recompute {wider}", replace(s, recompute=wider)
     chunk = -(-point.model.num_layers // int(s.pp * s.vpp))
@@ -147,7 +147,7 @@ def _recomputes(point: Point, s: Strategy) -> Iterator[tuple[str, Strategy]]:
     yield "recompute full", replace(s, recompute=Recompute(kind=RecomputeKind.FULL), recompute_layers=0)
 
 
-def _modules(point: Point) -> frozenset[Module]:
+def modules_of(point: Point) -> frozenset[Module]:
     """Recompute modules that the model has."""
     blocks = build(point.model, SHORT).blocks
     names = {name for kind, b in blocks.items() if kind is not BlockKind.HEAD for op in b.ops for name in op.modules}

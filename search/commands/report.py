@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from results.files import write_bytes
-from results.store import RunFolder
+from results.store import RunFolder, is_run
 from search.commands.answer import NOTHING_FEASIBLE, check_writable, json_text, tell, write
-from search.commands.page import report_html
+from search.commands.page import Gathered, gathered, report_html
 from search.commands.runs import find_run, space_of
 
 __all__ = ["finished_run", "run"]
@@ -22,17 +23,38 @@ def run(args: argparse.Namespace) -> int:
         return NOTHING_FEASIBLE
     if args.output is not None:
         check_writable(args, args.output)
-    content = report_html(folder, space_of(folder))
+    shown = gathered(folder, space_of(folder))
+    told: dict[str, Any] = {"run": str(folder.path)}
+    if args.png is not None:
+        told["pictures"] = [str(path) for path in _pictures(Path(args.png), shown)]
+    if args.png is None or args.output is not None:
+        told |= _page(args, folder, report_html(shown))
+    args.output = None  # which has the page already
+    lines = [str(told["report"])] if "report" in told else []
+    write(args, json_text(told) if args.json else "\n".join([*lines, *told.get("pictures", ())]) + "\n")
+    return 0
+
+
+def _page(args: argparse.Namespace, folder: RunFolder, content: str) -> dict[str, object]:
+    """Writes the page to the file of -o, or into the run."""
     if args.output is not None:
         path = Path(args.output)
         write_bytes(path, content.encode())
     else:
         with folder:
             path = folder.write_report(content)
-    told = {"run": str(folder.path), "report": str(path), "bytes": len(content.encode())}
-    args.output = None  # which has the page already
-    write(args, json_text(told) if args.json else f"{path}\n")
-    return 0
+    return {"report": str(path), "bytes": len(content.encode())}
+
+
+def _pictures(folder: Path, shown: Gathered) -> list[Path]:
+    """The same as PNG files; a folder of a run is no place for them."""
+    from results.report.run_pictures import save_pictures
+
+    if is_run(folder) or (folder.exists() and not folder.is_dir()):
+        raise ValueError(
+            f"{folder}: --png takes a folder for pictures, but it is {'a run' if is_run(folder) else 'a file'}"
+        )
+    return save_pictures(folder, shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 
 def finished_run(name: str) -> RunFolder:

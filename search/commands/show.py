@@ -12,22 +12,26 @@ from typing import Any
 import numpy as np
 
 from hardware.units import format_seconds
-from results.report import csv_text, front_table, ranked
+from results.files import write_bytes
+from results.report import csv_text, front_table, ranked, scatter
 from results.report.text import columns, hanging
 from results.store import RunFolder
 from results.table import Table
-from search.commands.answer import answer, check_free, write
+from search.commands.answer import answer, check_free, check_writable, write
 from search.commands.outcome import finalist_lines, json_replays, points_of, read_replays
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
 from search.commands.served_show import show_served
-from search.finalists import key_of
+from search.finalists import key_of, name_of
 from search.space import Space
 from search.study_curve import curve, is_study, reference_of
 
 __all__ = ["run"]
 
 GROWTH_LINES = 12
+FEW, PLOT = 3, (80, 12)  # points that make a plot, and its columns and lines
+WATERFALLS = 30  # points of a workbook, side by side
+TOKENS = "15e12"
 BAR = 40  # characters
 
 
@@ -49,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         check_free(args, args.picture)
         title = f"{folder.manifest['name']}: {len(table)} points"
         _draw(Path(args.picture), table, reference, objectives, title)
+    if args.xlsx is not None:
+        _save_workbook(args, folder, space, table, objectives)
     rows = _in_order(table, args.by, objectives)
     rows = rows.take(range(len(rows))[: args.top])
     if args.csv:
@@ -68,13 +74,62 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"--exact is held against the front of a study, but {folder.path} was not sampled; leave it out"
         )
-    answer(args, text="\n".join([text.rstrip("\n"), *damage]) + "\n", data=data)
+    lines = [text.rstrip("\n"), *damage]
+    if args.tables == "front" and args.by is None:
+        lines += _drawn(table, reference, objectives) + _next(folder, rows, reference)
+    answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
+
+
+def _drawn(table: Table, reference: Table | None, objectives: Sequence[str]) -> list[str]:
+    """The points as a small plot in characters, where there are some to tell apart."""
+    if len(table) < FEW:
+        return []
+    x, y = [*objectives, *(name for name in ("step_time_s", "peak_memory_bytes") if name not in objectives)][:2]
+    return ["", *scatter(table, x, y, reference=reference, width=PLOT[0], height=PLOT[1]).rstrip().splitlines()]
+
+
+def _next(folder: RunFolder, rows: Table, reference: Table | None) -> list[str]:
+    """What to type next, about the first row."""
+    if not len(rows):
+        return []
+    name, best = shlex.quote(str(folder.path)), int(rows["id"][0])
+    named = [] if reference is None else [row["name"] for row in reference.rows() if row["feasible"]]
+    beside = shlex.quote(named[0]) if named else int(rows["id"][1]) if len(rows) > 1 else None
+    return [
+        "next:",
+        f"  search estimate {name}:{best}",
+        *([] if beside is None else [f"  search compare {name}:{beside} {name}:{best}"]),
+        f"  search fit {name}:{best}",
+        f"  search plan {name} --tokens {TOKENS}",
+        f"  search report {name}",
+    ]
+
+
+def _save_workbook(
+    args: argparse.Namespace, folder: RunFolder, space: Space, table: Table, objectives: Sequence[str]
+) -> None:
+    """The rows, waterfalls of the marked ones, and the operations of the first as formulas."""
+    from results.report.workbook import workbook_bytes
+    from search.commands.workbook_parts import about_of, chip_of, op_rows
+
+    if Path(args.xlsx).suffix != ".xlsx":
+        raise ValueError(f"{args.xlsx}: a workbook's name must end in .xlsx, but got {Path(args.xlsx).name!r}")
+    check_writable(args, args.xlsx)
+    if not len(table):
+        raise ValueError(f"{args.xlsx}: a workbook needs at least one row, but the table is empty; widen --where")
+    rows = _in_order(table, None, objectives)
+    priced = rows.where(np.isfinite(rows["step_time_s"]))
+    marked = [(name_of(row), place) for place, row in enumerate(priced.rows())][:WATERFALLS]
+    ops = op_rows(space, priced.row(0)) if len(priced) else []
+    chip = chip_of(space, priced.row(0)) if len(priced) else {}
+    content = workbook_bytes(priced, marked, ops, chip, about_of(folder, space))
+    write_bytes(Path(args.xlsx), content)
 
 
 def _show_replays(args: argparse.Namespace, folder: RunFolder) -> int:
     """The finalists in order of replayed time, or by a column."""
-    refused = {"--where": args.where, "--picture": args.picture}
+    refused = {"--where": args.where, "--picture": args.picture, "--xlsx": args.xlsx}
     if given := [name for name, value in refused.items() if value is not None]:
         raise ValueError(f"{given[0]} is for points, but --tables replays shows replays; leave one of them out")
     table = folder.read_replays()

@@ -42,6 +42,7 @@ COMMANDS = (
     "replay",
     "report",
     "infer",
+    "fit",
 )
 LIGHT = {"numpy", "yaml", "ray", "numba", "pyarrow", "optuna", "moocore", "rich", "torch", "matplotlib"}
 PUBLISHED = ("estimate", "deepseek_v3", "--reference", "published")
@@ -169,6 +170,16 @@ HOSTILE = [
     ["report", "latest", "-o", "missing/file"],
     ["report", "latest", "-o", "folder"],
     ["report"],
+    ["report", "latest", "--png", "file"],
+    ["report", "latest", "--png", "runs/small"],
+    ["show", "latest", "--xlsx", "missing/file.xlsx"],
+    ["show", "latest", "--where", "tp == 99", "--xlsx", "front.xlsx"],
+    ["fit"],
+    ["fit", "missing"],
+    ["fit", "latest"],
+    ["fit", "latest:8"],
+    ["fit", SMALL + ":fully_sharded", "--longest", "0"],
+    ["fit", SMALL + ":fully_sharded", "--set", "reference.fully_sharded.tp=3"],
     ["plan", "latest"],
     ["plan", "latest", "--tokens", "nan"],
     ["plan", "latest", "--tokens", "inf"],
@@ -403,6 +414,20 @@ def test_top_limits_rows_of_every_form(search, small_run):
     assert len(ids(search("show", "latest", "--top", "1", "--json"))) == 1
     assert "1 of 3 points" in search("show", "latest", "--top", "1").out
     assert search("show", "latest", "--top", "1", "--csv").out.count("\n") == 2
+
+
+def test_show_draws_the_front_and_says_what_to_type_next(search, small_run):
+    out = search("show", "latest").out
+    assert "step_time_s (log)" in out or "step_time_s (linear)" in out
+    assert out.count("o a point, 8 several, K knee") == 1
+    assert max(map(len, out.splitlines())) <= 100
+    best = json.loads(search("show", "latest", "--json").out)["rows"][0]["id"]
+    *_, commands = out.partition("next:\n")
+    lines = [line.strip() for line in commands.splitlines()]
+    assert f"search estimate runs/small:{best}" in lines
+    assert f"search compare runs/small:fully_sharded runs/small:{best}" in lines
+    for line in lines:
+        assert search(*line.split()[1:]).code == 0, line
 
 
 def test_csv_reads_back_to_the_same_numbers(search, small_run):

@@ -21,6 +21,21 @@ def test_a_report_goes_into_the_run_or_where_it_is_asked_for(search, small_run, 
         assert text in inside
 
 
+def test_the_same_pictures_may_be_files(search, small_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    said = search("report", "latest", "--png", "pictures")
+    files = sorted(tmp_path.glob("pictures/*.png"))
+    assert (said.code, sorted(said.out.split())) == (0, [f"pictures/{file.name}" for file in files])
+    # A run without a pipeline has no picture of one.
+    assert {f.stem for f in files} == {
+        "front", "memory", "parallel", "ranks", "rejections", "sensitivity", "waterfall"
+    }  # fmt: skip
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG")
+        assert file.stat().st_size > 8000, file
+    assert not (small_run.path / "report.html").exists()
+
+
 def test_a_run_without_a_front_is_3_and_says_what_to_ask(search, small_run):
     small_run.write_front({field.name: [] for field in FRONT_FIELDS})
     small_run.close()

@@ -16,7 +16,7 @@ from results.report.breakdown import TIME_TERMS
 from results.report.run_page import RunFacts, page_html
 from results.schema import FRONT_FIELDS, Plain, conform, strategy_columns
 from results.store import RunFolder
-from search.commands.page import details_of, report_html
+from search.commands.page import details_of, gathered, report_html
 from search.space import load_space
 from tests.browser import open_browser
 from tests.search.conftest import price
@@ -56,7 +56,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(report_html(run, load_space("deepseek_v3")), encoding="utf-8")
+    path.write_text(report_html(gathered(run, load_space("deepseek_v3"))), encoding="utf-8")
     return path
 
 

@@ -1,8 +1,8 @@
 /* Elements, axes and colours that every picture uses. Knows nothing of runs. */
 
-/* Okabe and Ito 2008, "Color Universal Design": told apart with any common colour vision, and dark
-   brown for their yellow, which white swallows; shapes repeat the message. */
-const HUES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5b4a00", "#000000"];
+/* Colours are those of every picture (results/colours.py); shapes repeat the message. */
+const HUES = data.hues;
+const [LESS, MORE] = [HUES[0], HUES[5]]; // A and what is saved, B and what is lost
 const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "cross", "ring"];
 /* Nuñez, Anderton and Renslow 2018, cividis (doi:10.1371/journal.pone.0199239), at eight places. */
 const RAMP = ["#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#bcae6c", "#dec958"];
@@ -166,8 +166,11 @@ function mark(context, shape, x, y, r) {
     return [x + reach * Math.cos(angle), y + reach * Math.sin(angle)];
   }));
   else context.arc(x, y, r, 0, 2 * Math.PI);
-  if (shape === "ring") context.stroke();
-  else context.fill();
+  if (shape === "ring") return context.stroke();
+  context.fill();
+  context.lineWidth = 0.6;
+  context.strokeStyle = "#0009"; // without which yellow is lost on white
+  return context.stroke();
 }
 
 function polygon(context, corners) {

@@ -47,8 +47,8 @@ function drawParallel() {
   context.globalAlpha = Math.max(0.08, Math.min(0.7, 60 / drawn.length));
   for (const row of drawn) path(context, row, colour.of(row).colour, 1);
   context.globalAlpha = 1;
-  if (state.a >= 0) path(context, state.a, "#0072b2", 4);
-  if (state.b >= 0) path(context, state.b, "#d55e00", 4);
+  if (state.a >= 0) path(context, state.a, LESS, 4);
+  if (state.b >= 0) path(context, state.b, MORE, 4);
   for (const axis of parallel.axes) drawAxis(context, axis, height);
   document.getElementById("unbrush").hidden = !state.brushes.size;
 }

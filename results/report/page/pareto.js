@@ -111,8 +111,8 @@ function drawOver() {
     context.fillText(letter, plot.x[i] + 12, plot.y[i] + 14);
   };
   if (state.hover >= 0) ring(state.hover, "#000", "");
-  if (state.a >= 0) ring(state.a, "#0072b2", "A");
-  if (state.b >= 0) ring(state.b, "#d55e00", "B");
+  if (state.a >= 0) ring(state.a, LESS, "A");
+  if (state.b >= 0) ring(state.b, MORE, "B");
 }
 
 function hoverAt(x, y) {

@@ -1,6 +1,6 @@
 /* The pipeline of the chosen point: which pass each rank runs when, and what the fullest rank holds meanwhile. */
 
-const PASSES = { F: ["#56B4E9", "forward"], B: ["#E69F00", "input gradient"], W: ["#009E73", "weight gradient"], R: ["#D55E00", "full backward"], P: ["#CC79A7", "forward beside a backward"] };
+const PASSES = data.passes; // by letter: colour and words
 let zoom = 1;
 
 function drawPipeline() {

@@ -61,7 +61,7 @@ function waterfall(a, b) {
     if (matters[i]) {
       const kind = HUES[name.startsWith("exposed") || name === "optimizer_comm_s" ? 1 : name === "bubble_s" ? 5 : ["forward_s", "backward_s", "recompute_s", "optimizer_s"].includes(name) ? 0 : 3];
       rows.push(other
-        ? [words(name), seconds(mine[i]), seconds(other[i]), signed(clean(other[i] - mine[i], whole), seconds), { bar: bar(0.5, 0.5 + (other[i] - mine[i]) / widest / 2, other[i] > mine[i] ? "#d55e00" : "#0072b2") }]
+        ? [words(name), seconds(mine[i]), seconds(other[i]), signed(clean(other[i] - mine[i], whole), seconds), { bar: bar(0.5, 0.5 + (other[i] - mine[i]) / widest / 2, other[i] > mine[i] ? MORE : LESS) }]
         : [words(name), seconds(mine[i]), percent(mine[i] / whole), { bar: bar(start / whole, end / whole, kind, `${words(name)} ${seconds(mine[i])}`) }]);
     }
     start = end;
@@ -201,7 +201,7 @@ function drawSensitivity() {
   const rows = detail.shifts.map((shift) => [
     `${shift.what} ${shift.factor > 1 ? "+" : "\u2212"}${percent(Math.abs(shift.factor - 1), 0)}`, seconds(shift.step_time_s),
     `${signed((shift.step_time_s - step) / step, percent)}`, gib(shift.peak_memory_bytes) + (shift.feasible ? "" : ", does not fit"),
-    { bar: bar(0.5, 0.5 + (shift.step_time_s - step) / widest / 2, shift.step_time_s > step ? "#d55e00" : "#0072b2") },
+    { bar: bar(0.5, 0.5 + (shift.step_time_s - step) / widest / 2, shift.step_time_s > step ? MORE : LESS) },
   ]);
   return clear(place, element("p", { class: "note" }, "the same configuration, evaluated again with one thing changed"),
     element("div", { class: "scroll", tabindex: 0 }, table(["changed", "a step", "difference", "peak memory", ""], rows)));

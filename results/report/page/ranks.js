@@ -1,6 +1,7 @@
 /* Chips as squares, nodes as boxes around them, and the groups of one rank in colour. */
 
-const GROUPS = { tp: "#D55E00", cp: "#CC79A7", ep: "#009E73", dp: "#56B4E9", pp: "#E69F00" };
+const [DP, PP, EP, CP, TP] = [4, 1, 2, 3, 5].map((place) => data.hues[place]);
+const GROUPS = { tp: TP, cp: CP, ep: EP, dp: DP, pp: PP };
 let chosenRank = 0;
 
 /** Size and stride of each dimension from the inside out, as ranks are numbered (estimator/strategy.py, RankOrder). */
