@@ -8,6 +8,9 @@ import pytest
 
 from results.schema import FRONT_FIELDS
 from results.store import RunFolder
+from search.candidates import compose_ids, expand
+from search.space import load_space
+from search.sweep import prepare
 
 
 def test_a_report_goes_into_the_run_or_where_it_is_asked_for(search, small_run, tmp_path):
@@ -73,6 +76,15 @@ def test_a_launch_writes_the_page_and_keeps_what_came_closest(search, tmp_path):
     assert closest
     assert all(row["device_memory_bytes"] > row["capacity_bytes"] for row in closest)
     assert [row["short_by_bytes"] for row in closest] == sorted(row["short_by_bytes"] for row in closest)
+    plan = prepare(load_space("llama3_8b_small", words[1::2]), prune=False)
+    structures, least = plan.enumeration.structures, []
+    for i in range(len(structures)):  # of every structure, the candidate that needs the least memory
+        ids = expand(plan.enumeration.worlds[structures.world[i]], structures, i)
+        least.append(compose_ids(plan.space, plan.enumeration, ids)["device_memory_bytes"].min())
+    short = sorted(need - plan.space.system.usable_hbm_bytes for need in least)
+    short = [over for over in short if over > 0.0]
+    assert [row["short_by_bytes"] for row in closest] == pytest.approx(short[:3])
+    assert len(short) > 3
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert closest[0]["remedy"] in page
     assert manifest["seconds"]["report"] > 0

@@ -135,6 +135,8 @@ def test_hovering_tells_the_whole_configuration_and_why_it_is_on_the_front(opene
     told = opened.text("#tip")
     assert f"the next better in step time, {faster['id']}, takes" in told
     assert float(re.search(r"takes ([\d.]+) GiB more peak memory", told)[1]) == pytest.approx(more, rel=1e-3)
+    opened.mouse("#over", *place_of(opened, int(by_time[-1])))
+    assert f"the next better in step time, {front['id'][by_time[-2]]}, takes" in opened.text("#tip")
     assert opened.complaints() == []
 
 
@@ -319,3 +321,5 @@ def test_details_stand_for_the_front_marked_points_first(run):
         row = front.row(detail.row) if detail.row < len(front) else reference.row(0)
         faster = [s for s in detail.shifts if s.factor > 1]
         assert all(shift.step_time_s <= row["step_time_s"] for shift in faster)
+        own = [shift for shift in detail.shifts if not shift.what.startswith("link")]
+        assert all((s.step_time_s < row["step_time_s"]) == (s.factor > 1) for s in own)
