@@ -27,6 +27,7 @@ __all__ = ["MAX_KEPT", "check_kept", "closest_of", "closest_to_feasible", "close
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
 CLOSEST, NEAR_STRUCTURES = 3, 12
+LOOKED_AT = 50_000  # candidates that are composed for what just missed: a quarter of a second
 STEP_AND_MEMORY = (
     Objective(column="step_time_s", minimise=True),
     Objective(column="peak_memory_bytes", minimise=True),
@@ -63,7 +64,11 @@ def closest_to_feasible(plan: Plan) -> list[dict[str, Any]]:
 
 
 def just_missed(plan: Plan) -> list[dict[str, Any]]:
-    """Of the structures that no option makes fit, those that lack the least memory; none where every structure fits."""
+    """Of the structures that no option makes fit, those that lack the least memory; none where every structure fits.
+
+    Looks at the structures whose lower bounds lie nearest to the capacity: in a large space one further below it, whose
+    bound is that loose, may lack less.
+    """
     constants = [world.tables.constants for world in plan.enumeration.worlds]
     world = plan.enumeration.structures.world
     if not len(world):
@@ -72,20 +77,31 @@ def just_missed(plan: Plan) -> list[dict[str, Any]]:
         np.array([getattr(c, name) for c in constants], dtype=float) for name in ("context_bytes", "capacity_bytes")
     )
     over = plan.lows[:, 1] * RESERVED_FACTOR + context[world] - capacity[world]
-    nearest = np.argsort(np.where(over > 0.0, over, np.inf), kind="stable")[:NEAR_STRUCTURES]
-    return _least_memory(plan, nearest[over[nearest] > 0.0])
+    near = np.argsort(np.abs(over), kind="stable")
+    missed = [row for row in _leanest(plan, near, LOOKED_AT) if row["short_by_bytes"] > 0.0]
+    return _with_remedy(missed[:CLOSEST])
 
 
-def _least_memory(plan: Plan, among: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """What needs the least memory of all structures, or of some."""
-    structures, rows = plan.enumeration.structures, []
-    for i in np.argsort(plan.lows[:, 1], kind="stable")[:NEAR_STRUCTURES] if among is None else among:
+def _least_memory(plan: Plan) -> list[dict[str, Any]]:
+    """What needs the least memory of all."""
+    return _with_remedy(_leanest(plan, np.argsort(plan.lows[:, 1], kind="stable")[:NEAR_STRUCTURES])[:CLOSEST])
+
+
+def _leanest(plan: Plan, among: np.ndarray, most: float = np.inf) -> list[dict[str, Any]]:
+    """Of each of some structures what needs the least memory, by what it lacks, then by what it needs.
+
+    Ends at the structure with which `most` candidates are composed.
+    """
+    structures, rows, composed = plan.enumeration.structures, [], 0
+    for i in among:
+        if composed >= most:
+            break
         ids = lean(plan.enumeration.worlds[structures.world[i]], structures, int(i))
+        composed += len(ids)
         columns = compose_ids(plan.space, plan.enumeration, ids)
         best = int(np.argmin(columns["device_memory_bytes"]))
         rows.append(_row(plan.space, int(ids[best]), {n: float(c[best]) for n, c in columns.items()}))
-    rows.sort(key=lambda row: (row["device_memory_bytes"], row["id"]))
-    return _with_remedy(rows[:CLOSEST])
+    return sorted(rows, key=lambda row: (row["short_by_bytes"], row["device_memory_bytes"], row["id"]))
 
 
 def _with_remedy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -197,7 +197,7 @@ def _closest(manifest: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
         for row in manifest["closest"]
     ]  # fmt: skip
     if not rows:
-        return [], "no structure was too large for its chips in every option"
+        return [], "no structure near the capacity of its chips was too large in every option"
     return rows, "of the structures that no option makes fit in memory, those that lack the least"
 
 
