@@ -78,6 +78,8 @@ def just_missed(plan: Plan) -> list[dict[str, Any]]:
     )
     over = plan.lows[:, 1] * RESERVED_FACTOR + context[world] - capacity[world]
     near = np.argsort(np.abs(over), kind="stable")
+    never = near[over[near] > 0.0][:CLOSEST]  # what cannot fit comes first, so that there is an answer
+    near = np.concatenate([never, near[~np.isin(near, never)]])
     missed = [row for row in _leanest(plan, near, LOOKED_AT) if row["short_by_bytes"] > 0.0]
     return _with_remedy(missed[:CLOSEST])
 
