@@ -102,6 +102,7 @@ def _next(folder: RunFolder, rows: Table, reference: Table | None) -> list[str]:
         *([] if beside is None else [f"  search compare {name}:{beside} {name}:{best}"]),
         f"  search fit {name}:{best}",
         f"  search plan {name} --tokens {TOKENS}",
+        f"  search export {name}:{best} --to megatron-lm",
         f"  search report {name}",
     ]
 

@@ -10,8 +10,7 @@ import pytest
 
 from estimator.part import Part
 from estimator.schedule import Kind
-from results.colours import MANY, PART_COLOURS, PASS_COLOURS, STROKES, on
-from results.report.gantt import LETTERS
+from results.colours import MANY, PART_COLOURS, PASS_COLOURS, on
 
 # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, on linear RGB.
 VISIONS = {
@@ -69,9 +68,12 @@ def test_colours_stand_in_one_file(root):
     assert found == {"results/colours.py"}
 
 
-def test_the_page_of_a_run_draws_passes_and_lines_in_the_colours_of_the_table(root):
-    text = (root / "results" / "report" / "page" / "pipeline.js").read_text(encoding="utf-8")
-    told = dict(re.findall(r'(\w): \["(#[0-9A-Fa-f]{6})"', text.partition("const PASSES")[2].partition(";")[0]))
-    assert told == {LETTERS[kind]: colour for kind, colour in PASS_COLOURS.items()}
-    lines = (root / "results" / "report" / "page" / "draw.js").read_text(encoding="utf-8").partition("const HUES")[2]
-    assert tuple(h.upper() for h in re.findall(r"#[0-9A-Fa-f]{6}", lines.partition(";")[0])) == STROKES
+def test_the_scripts_of_a_page_have_no_colours_of_their_own_but_a_ramp(root):
+    """They take those of the table with their data (results/report/run_page.py)."""
+    hues = re.compile(r"#(?![0-9A-Fa-f]*([0-9A-Fa-f])\1{5}\b)[0-9A-Fa-f]{6}\b")
+    scripts = sorted((root / "results" / "report" / "page").glob("*.js"))
+    lines = [line for path in scripts for line in path.read_text(encoding="utf-8").splitlines() if hues.search(line)]
+    assert [line.partition(" = ")[0] for line in lines] == ["const RAMP"]
+    page = (root / "results" / "report" / "run_page.py").read_text(encoding="utf-8")
+    assert "list(STROKES)" in page
+    assert "PASS_COLOURS.items()" in page

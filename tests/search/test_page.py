@@ -162,6 +162,8 @@ def test_two_clicks_compare_and_the_terms_sum_to_the_difference(opened, run):
     for name in names:
         differs = front[name][a] != front[name][b]
         assert any(line.startswith(name.replace("_", " ")) for line in differing) == differs, name
+    opened.mouse("#over", *place_of(opened, b), click=True)  # without Shift it is looked at alone
+    assert opened.run("return [state.a, state.b]") == [b, -1]
 
 
 def seconds(text):

@@ -166,11 +166,8 @@ function mark(context, shape, x, y, r) {
     return [x + reach * Math.cos(angle), y + reach * Math.sin(angle)];
   }));
   else context.arc(x, y, r, 0, 2 * Math.PI);
-  if (shape === "ring") return context.stroke();
-  context.fill();
-  context.lineWidth = 0.6;
-  context.strokeStyle = "#0009"; // without which yellow is lost on white
-  return context.stroke();
+  if (shape === "ring") context.stroke();
+  else context.fill();
 }
 
 function polygon(context, corners) {

@@ -70,7 +70,7 @@ function drawRanks() {
     const [context] = fitted(canvas, width, height);
     context.strokeStyle = "#aaa";
     for (let n = 0; n < nodes; n++) context.strokeRect(...corner(n * node).map((at) => at - 1), box[0] - 2, box[1] - 2);
-    context.fillStyle = "#e4e4e4";
+    context.fillStyle = "#ddd";
     for (let rank = 0; rank < total; rank++) context.fillRect(...corner(rank), cell - 1, cell - 1);
     const groups = groupsOf(row, chosenRank);
     for (const name of ["dp", "pp", "ep", "cp", "tp"]) {
