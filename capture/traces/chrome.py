@@ -46,8 +46,7 @@ class ChromeEvents(Generic[Event]):
         buffer, bare = self._start()
         block, whole = BLOCK, False
         while not whole:
-            with named(self.file.source):
-                more = self.file.stream.read(block)
+            more = self._read(block, buffer)
             whole = not more
             buffer += more
             if not whole:
@@ -64,25 +63,42 @@ class ChromeEvents(Generic[Event]):
 
     def _start(self) -> tuple[bytes, bool]:
         """What follows the opening bracket of the array, and whether the array stands alone."""
-        with named(self.file.source):
-            buffer = self.file.stream.read(BLOCK).lstrip(b"\xef\xbb\xbf \t\r\n")
-            if buffer.startswith(b"["):
-                return buffer[1:], True
-            at = 0
-            while True:
-                match = ARRAY.search(buffer, at)
-                if match is None:
-                    at = max(0, len(buffer) - len(EVENTS) - 16)
-                    more = self.file.stream.read(BLOCK)
-                    if not more:
-                        raise ValueError(
-                            f"{self.file.source}: must hold an array {EVENTS!r}, but holds none that is whole"
-                        )
-                    buffer += more
-                elif self._is_header(buffer[: match.end()] + b"]}"):
-                    return buffer[match.end() :], False
-                else:
-                    at = match.end()  # the words stand within a text or deeper down
+        buffer = self._read(BLOCK).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if buffer.startswith(b"["):
+            return buffer[1:], True
+        at = 0
+        while True:
+            match = ARRAY.search(buffer, at)
+            if match is None:
+                at = max(0, len(buffer) - len(EVENTS) - 16)
+                more = self._read(BLOCK)
+                if not more:
+                    raise ValueError(f"{self.file.source}: must hold an array {EVENTS!r}, but holds none that is whole")
+                buffer += more
+            elif self._is_header(buffer[: match.end()] + b"]}"):
+                return buffer[match.end() :], False
+            else:
+                at = match.end()  # the words stand within a text or deeper down
+
+    def _read(self, size: int, buffer: bytes | None = None) -> bytes:
+        """So many bytes, fewer at the end; where the file is damaged, the last event before that is told.
+
+        `buffer`: events that are not decoded yet, None before the array of events.
+        """
+        pieces: list[bytes] = []
+        try:
+            with named(self.file.source):
+                while size > 0 and (piece := self.file.stream.read1(size)):
+                    pieces.append(piece)
+                    size -= len(piece)
+        except ValueError as error:
+            text = b"".join(pieces)
+            if buffer is None:
+                match = ARRAY.search(text)
+                text = text.lstrip()[1:] if match is None else text[match.end() :]
+            count, last = self._last((buffer or b"") + text)
+            raise ValueError(f"{error}; the last whole event is number {count}, {last!r}") from error
+        return b"".join(pieces)
 
     def _is_header(self, text: bytes) -> bool:
         try:
@@ -122,7 +138,11 @@ class ChromeEvents(Generic[Event]):
         return text.rstrip(b",") + b"]" if self.unfinished and not text.endswith(b"]") else text
 
     def _where(self, buffer: bytes) -> str:
-        """The file and the last event that can be read, by bisection over the cuts of what was read."""
+        count, last = self._last(buffer)
+        return f"{self.file.source}: must be whole JSON, but after event {count} ({last!r}):"
+
+    def _last(self, buffer: bytes) -> tuple[int, str]:
+        """Number and name of the last event that can be read, by bisection over the cuts of what was read."""
         cuts = [match.start() for match in BETWEEN.finditer(buffer)]
         low, high, count, last = 0, len(cuts), self.count, self.last
         while low < high:
@@ -134,4 +154,4 @@ class ChromeEvents(Generic[Event]):
             else:
                 low = middle + 1
                 count, last = self.count + len(events), getattr(events[-1], "name", "")
-        return f"{self.file.source}: must be whole JSON, but after event {count} ({last!r}):"
+        return count, last

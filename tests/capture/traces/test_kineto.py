@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 import tarfile
 import zipfile
 
@@ -352,7 +353,12 @@ def test_malformed_and_mistyped_events_are_refused_where_they_stand(tmp_path, mo
 def test_a_truncated_gz_of_a_real_trace_is_refused(folder, tmp_path):
     whole = (folder / "hta" / "nccl_data.json.gz").read_bytes()
     (tmp_path / "a.json.gz").write_bytes(whole[: len(whole) // 2])
-    assert "must be whole, but is cut short or damaged" in refusal(tmp_path / "a.json.gz")
+    told = refusal(tmp_path / "a.json.gz")
+    assert "must be whole, but is cut short or damaged" in told
+    events = json.loads(gzip.decompress(whole))["traceEvents"]
+    number, name = re.search(r"the last whole event is number (\d+), '(.*)'$", told).groups()
+    assert 1000 < int(number) < len(events)
+    assert events[int(number) - 1]["name"] == name
     tar = (folder / "param" / "dlrm_kineto.tar.gz").read_bytes()
     (tmp_path / "a.json.tgz").write_bytes(tar[: len(tar) // 2])
     assert "cut short or damaged" in refusal(tmp_path / "a.json.tgz")
