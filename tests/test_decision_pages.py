@@ -13,6 +13,7 @@ from tests.search.conftest import search  # noqa: F401 - a fixture
 PAGES = ("report", "planning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_page_runs(search, root, tmp_path, page):  # noqa: F811
     text = (root / "docs" / f"{page}.md").read_text(encoding="utf-8")

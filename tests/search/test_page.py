@@ -280,6 +280,7 @@ def test_hues_stay_apart_for_the_colour_blind(opened):
     assert min(apart) > 0.2
 
 
+@pytest.mark.slow
 def test_a_front_of_fifty_thousand_points_is_small_and_quick(browser, tmp_path):
     num = 50_000
     rng = np.random.default_rng(1)
