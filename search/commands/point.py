@@ -60,8 +60,12 @@ class Point:
         """Says why a first call takes a minute; an illegal strategy is refused before anything is compiled."""
         if is_compiled_here(compose_rows):
             return
-        if not check(Case.of(self.model, strategy, self.system, self.workload))[0]:
+        if self.is_legal(strategy):
             tell(COMPILING)
+
+    def is_legal(self, strategy: Strategy) -> bool:
+        """Whether the rules let a strategy through here, whatever it costs."""
+        return not check(Case.of(self.model, strategy, self.system, self.workload))[0]
 
     def band(self, result: StepResult) -> Band:
         """P10 and P90 around the price of its own strategy."""
@@ -151,11 +155,13 @@ def _of_space(space: Space, reference: str | None, target: str) -> Point:
             f"{target}: {keys}: a configuration has one value per key; name a point with --reference ({names})"
         )
     alone, notices = folded_point(space, strategy)
-    tell(*notices)
-    return Point(
+    point = Point(
         name=reference or space.name, model=space.model, system=space.system, workload=alone.workload,
         strategy=alone.strategy(),
     )  # fmt: skip
+    if point.is_legal(point.strategy):  # what is refused takes one line
+        tell(*notices)
+    return point
 
 
 def _named(space: Space, name: str) -> Strategy:
