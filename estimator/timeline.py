@@ -149,7 +149,8 @@ def busy(timeline: Timeline) -> Busy:
     sweep = _Sweep.of(timeline)
 
     def seconds(chosen: np.ndarray) -> np.ndarray:
-        return np.bincount(sweep.device[chosen], weights=sweep.lasts[chosen], minlength=len(timeline.tasks.devices))
+        told = np.bincount(sweep.device[chosen], weights=sweep.lasts[chosen], minlength=len(timeline.tasks.devices))
+        return told.astype(np.float64)  # of nothing, bincount makes whole numbers
 
     computes, sends = sweep.computing > 0, sweep.sending > 0
     compute, communication, overlap = seconds(computes), seconds(sends), seconds(computes & sends)

@@ -53,6 +53,12 @@ def test_overlap_is_the_share_of_transfers_under_compute():
     assert found.overlap_share == pytest.approx([0.5])
 
 
+def test_without_transfers_nothing_is_hidden():
+    told = breakdown(job([1.0, 2.0], [], [0, 0], devices=1))
+    assert told.overlap_share.tolist() == [0.0]
+    assert told.overlap_s.dtype == np.float64
+
+
 def test_the_straggler_is_whose_compute_the_path_goes_through(exchange):
     timeline = job([3.0, 1.0, 1.0], [(0, 2), (1, 2)], [0, 1, 1])
     first, second = stragglers(timeline)
