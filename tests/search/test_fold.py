@@ -200,6 +200,13 @@ def test_an_estimate_says_what_has_no_effect_on_it(search):
     ]
 
 
+def test_an_illegal_configuration_is_told_its_rule_alone(search):
+    words = ("estimate", "llama3_8b_small", "--reference", "fully_sharded", "--set", "strategy.interleave_group=4")
+    said = search(*words, "--set", "strategy.tp=3")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "num_chips (64) must be divisible by tp (3)" in said.err
+
+
 def test_structures_that_differ_in_what_has_no_effect_are_one_candidate():
     """Where an axis has an effect on some structures only, the others are counted once."""
 
