@@ -298,3 +298,26 @@ def test_damaged_rows_of_replays_are_written_anew_and_never_silently(search, sma
     assert "written anew" in said.err
     assert len(small_run.read_replays()) == 1
     assert "written anew" not in search("replay", f"{small_run.path}:7", "--no-trace").err
+
+
+@pytest.mark.parametrize("line", ["model: ../beside/bad.yaml", "model: llama3_8b\nsystem: ../beside/broken.yaml"])
+def test_a_file_beside_a_space_is_named_once_and_without_detours(search, tmp_path, line):
+    for folder in ("asked", "beside"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "beside" / "bad.yaml").write_text("num_layer: 3\n")
+    (tmp_path / "beside" / "broken.yaml").write_text("cluster: [x\n")
+    system = "" if "system" in line else "\nsystem: dgx_h100"
+    (tmp_path / "asked" / "x.yaml").write_text(f"{line}{system}\nworkload: {{seq: 8, global_batch: 8}}\n")
+    said = search("estimate", "asked/x.yaml")  # whose fixture holds every message to naming a place once
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "beside/b" in said.err
+    assert ".." not in said.err
+
+
+def test_a_way_through_a_linked_folder_stays_as_it_is(tmp_path):
+    """There `link/../m.yaml` is beside the folder that the link leads to."""
+    (tmp_path / "far" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "in")
+    (tmp_path / "far" / "m.yaml").write_text("num_layer: 3\n")
+    with pytest.raises(SpaceError, match=r"link/\.\./m\.yaml: num_layer is not a key"):
+        parse_space("model: link/../m.yaml\nsystem: dgx_h100\nworkload: {seq: 8, global_batch: 8}\n", folder=tmp_path)
