@@ -5,7 +5,7 @@ What is idle on some structures of a space alone, idle.py tells; here an axis is
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 from estimator.strategy import ContextParallel, RankOrder, Schedule
@@ -51,7 +51,7 @@ def _one_domain(space: Space) -> bool:
 def _unshared(space: Space) -> bool:
     """Whether each weight is on one rank alone."""
     return not _doubled(space) and _in_every_mesh(
-        space, lambda tp, cp, dp, ep, etp: dp * cp == 1 and tp * cp * dp // (etp * ep) <= 1
+        space, lambda tp, cp, dp, experts: dp * cp == 1 and tp * cp * dp // experts <= 1
     )
 
 
@@ -59,25 +59,31 @@ def _dense_unshared(space: Space) -> bool:
     """The same of a dense model, where ZeRO-3 still has a use for what overlap would need buckets for."""
     few = 3 not in space.axes["zero_stage"] or _only("overlap_dp", 0)(space)
     dense = space.model.moe is None and not _doubled(space)
-    return few and dense and _in_every_mesh(space, lambda tp, cp, dp, ep, etp: dp * cp == 1)
+    return few and dense and _in_every_mesh(space, lambda tp, cp, dp, experts: dp * cp == 1)
 
 
 def _one_replica(space: Space) -> bool:
-    return _in_every_mesh(space, lambda tp, cp, dp, ep, etp: dp == 1)
+    return _in_every_mesh(space, lambda tp, cp, dp, experts: dp == 1)
 
 
 def _doubled(space: Space) -> bool:
     return Schedule.DUALPIPE in space.axes["schedule"]  # two ranks hold each stage
 
 
-def _in_every_mesh(space: Space, holds: Callable[[int, int, int, int, int], bool]) -> bool:
-    """Whether something holds of tp, cp, dp, ep and etp wherever a system has room for them, and it has somewhere."""
-    found = False
-    for tp, cp, pp, ep, etp in itertools.product(*(map(_whole, space.axes[name]) for name in DEGREES)):
-        for system in space.systems:
-            if system.num_chips >= tp * cp * pp:
+def _in_every_mesh(space: Space, holds: Callable[[int, int, int, int], bool]) -> bool:
+    """Whether something holds of tp, cp, dp and ep * etp wherever a system has room for them, and it has somewhere.
+
+    What is asked holds of fewer replicas and of more ranks of experts too: the shortest pipeline and the fewest ranks
+    stand for all. Degrees beyond the chips are not visited, for ranges of them may be long.
+    """
+    tps, cps, pps, eps, etps = (sorted(map(_whole, space.axes[name])) for name in DEGREES)
+    pp, experts, found = pps[0], eps[0] * etps[0], False
+    for num_chips in {system.num_chips for system in space.systems}:
+        room = num_chips // pp
+        for tp in tps[: bisect_right(tps, room)]:
+            for cp in cps[: bisect_right(cps, room // tp)]:
                 found = True
-                if not holds(tp, cp, system.num_chips // (tp * cp * pp), ep, etp):
+                if not holds(tp, cp, num_chips // (tp * cp * pp), experts):
                     return False
     return found
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
 
 from estimator.strategy import Recompute, Strategy
 from search.fold import folded, folded_point
+from search.idle_axes import DEGREES, idle_axes
 from search.structures import enumerate_space
 from tests.search.naive import space_of
 from tests.search.small import swept
@@ -229,3 +232,42 @@ def test_no_front_has_a_point_twice_and_folding_leaves_it_alone(strategy):
     front = [*swept(space).values()]
     assert len(front) == len(set(front))
     assert [*swept(folded(space)[0]).values()] == front
+
+
+@pytest.mark.parametrize(("strategy", "model", "told"), [
+    ("tp: {range: [1000, 60000]}, cp: {range: [1000, 60000]}, pp: {range: [1000, 60000]}", "llama", 0),
+    ("tp: {range: [16, 60000]}, pp: {range: [1, 60000]}, zero_stage: [0, 1]", "llama", 2),
+    ("tp: 8, pp: 2, sequence_parallel: true, ep: {range: [1, 50000]}, etp: {range: [1, 50000]}", "mixtral", 1),
+    ("tp: 8, pp: 2, sequence_parallel: true, ep: {range: [2, 50000]}, etp: {range: [4, 50000]}, zero_stage: [0, 1]",
+     "mixtral", 2),
+])  # fmt: skip
+def test_degrees_far_beyond_the_chips_are_folded_as_soon_as_few(strategy, model, told):
+    """2e14 meshes: whether a thing holds on all of them is known without going through them."""
+    lines = folded(space_of(strategy + ", rank_order: [tp-cp-dp-pp, tp-cp-pp-dp]", model=model))[1]
+    assert [line.split(":")[0] for line in lines] == ["rank_order", "zero_stage"][:told]
+
+
+def test_what_holds_on_every_mesh_is_what_a_loop_over_all_of_them_says():
+    """Replicas and shared weights of random degrees."""
+    draw = random.Random(0)
+    answers = set()
+    for _ in range(200):
+        degrees = {name: sorted(draw.sample((1, 2, 3, 4, 8, 16), draw.choice((1, 1, 2)))) for name in DEGREES}
+        text = ", ".join(f"{name}: {values}" for name, values in degrees.items())
+        space = space_of(text + ", zero_stage: [0, 1, 3], overlap: {dp: [0, 1]}, sequence_parallel: true",
+                         model="mixtral", chips="[8, 16]")  # fmt: skip
+        meshes = [
+            (tp, cp, chips // (tp * cp * pp), ep * etp)
+            for chips in (8, 16)
+            for tp, cp, pp, ep, etp in itertools.product(*degrees.values())
+            if tp * cp * pp <= chips
+        ]
+        alone = all(dp * cp == 1 and tp * cp * dp // e <= 1 for tp, cp, dp, e in meshes)
+        wanted = {
+            "dp is 1": bool(meshes) and all(dp == 1 for _, _, dp, _ in meshes) and degrees["pp"] != [1],
+            "no two ranks hold the same weights": bool(meshes) and alone,
+        }
+        told = {where for _, where in idle_axes(space)}
+        assert {where: where in told for where in wanted} == wanted
+        answers |= {*wanted.items()}
+    assert len(answers) == 4
