@@ -301,7 +301,7 @@ RULES: tuple[Rule, ...] = (
          "choose a divisor"),
     Rule("experts", _experts, "experts ({num_experts} and {redundant_experts} copies) must be "
          "divisible by ep ({ep}) and expert ffn by etp ({etp})",
-         "a dense model has ep = etp = 1"),
+         "choose divisors; a dense model has ep = etp = 1"),
     Rule("redundant_experts", _redundant,
          "copies of experts ({redundant_experts}) must be at most as many as the experts ({num_experts})",
          "lower redundant_experts"),

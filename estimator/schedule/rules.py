@@ -92,10 +92,14 @@ def _whole_groups(schedule: Schedule, p: int, m: int, v: int, group: int) -> str
     """Megatron-Core's rule: group in [pp, m], and a last, smaller group of at least pp."""
     if group < p:
         return f"{schedule.value} needs groups ({group}) of at least pp ({p}) micro-batches; try {p}"
-    if m < group or 0 < m % group < p:
+    if p <= m < group:
+        return f"{schedule.value} needs groups ({group}) of at most all micro-batches ({m}); try {m}"
+    if m < p or 0 < m % group < p:
         near = f"{m // group * group} or {(m // group + 1) * group}" if m > group else f"{group}"
         if group == p:
             return f"{schedule.value} needs micro-batches ({m}) divisible by pp ({p}); try {near}"
+        if m < p:
+            return f"{schedule.value} in groups ({group}) needs at least as many micro-batches, got {m}; try {near}"
         return f"{schedule.value} in groups ({group}) needs none of {m} micro-batches left, or pp ({p}); try {near}"
     return None
 

@@ -94,13 +94,17 @@ def title_lines(name: str, width: int) -> list[str]:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, width: int = WIDTH) -> list[str]:
-    """A table: the first `left` columns to the left, the others to the right; what is cut at `width` ends in dots."""
+    """A table: the first `left` columns to the left, the others to the right; what is cut at `width` ends in dots.
+
+    Columns that do not fit two spaces apart stand one apart.
+    """
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
 
     def line(cells: Sequence[str]) -> str:
         padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        text = "  ".join(padded).rstrip()
+        text = (" " * gap).join(padded).rstrip()
         return text if len(text) <= width else text[: width - 3] + "..."
 
-    rule = "-" * min(width, sum(widths) + 2 * (len(widths) - 1))
+    rule = "-" * min(width, sum(widths) + gap * (len(widths) - 1))
     return [line(header), rule, *(line(row) for row in rows)]

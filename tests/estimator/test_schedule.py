@@ -225,11 +225,14 @@ def test_an_illegal_shape_names_law_offence_and_remedy(schedule: Schedule, p: in
 
 @pytest.mark.parametrize(("group", "m", "words"), [
     (3, 12, r"groups \(3\) of at least pp \(4\)"), (8, 26, r"none of 26 micro-batches left, or pp \(4\); try 24 or 32"),
+    (1000, 8, r"groups \(1000\) of at most all micro-batches \(8\); try 8"),
+    (8, 2, r"groups \(8\) needs at least as many micro-batches, got 2; try 8"),
 ])  # fmt: skip
 def test_groups_are_those_that_megatron_allows(group: int, m: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         order(Schedule.INTERLEAVED, 4, m, 2, group)
     assert check_conditions(Schedule.INTERLEAVED, 4, 28, 2, 8) is None  # leaves 4
+    assert check_conditions(Schedule.INTERLEAVED, 4, 8, 2, 8) is None  # what the remedies name
 
 
 TORCH_NAMES = {"FORWARD": Kind.F, "FULL_BACKWARD": Kind.BW, "BACKWARD_INPUT": Kind.B, "BACKWARD_WEIGHT": Kind.W}

@@ -299,6 +299,14 @@ def test_what_a_table_cuts_ends_in_dots():
     assert "..." not in columns(["a", "b"], [["x" * 60, "y" * 38]])[2]
 
 
+def test_columns_stand_closer_before_any_of_them_is_cut():
+    lines = columns(["a", "b", "c"], [["x" * 50, "y" * 44, "yes"], ["x", "y", "no"]])
+    assert [len(line) for line in lines[1:]] == [99, 99, 99]
+    assert [line[-4:] for line in lines[2:]] == [" yes", "  no"]
+    apart = columns(["a", "b", "c"], [["x" * 50, "y" * 43, "yes"]])
+    assert (len(apart[2]), apart[2][-5:]) == (100, "  yes")
+
+
 @pytest.mark.parametrize("systems", [("dgx_h800",), ("dgx_h800", "dgx_b200")])
 def test_a_batch_fits_a_terminal_and_keeps_how_each_run_ended(systems):
     best = {"step_time_s": 12.5, "peak_memory_bytes": 7e10, "cost_usd_per_mtoken": 0.25}
