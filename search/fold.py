@@ -28,6 +28,8 @@ OF_EXPERTS = {"ep": 1, "etp": 1, "redundant_experts": 0, "shared_expert_overlap"
 OF_SHARED_EXPERTS = {"shared_expert_overlap": False}
 DEFAULTS = axis_values(Strategy())
 Lost = Mapping[str, set[str]]
+MOST_TOLD = 12
+"""Values of an axis that a line names; ranges have thousands."""
 OFF = {"bucket_bytes": 0}
 """What an axis without effect is written as in results, where that is not Strategy's default."""
 
@@ -142,7 +144,8 @@ def _balanced_anyhow(space: Space) -> list[str]:
 
 def _joined(name: str, values: tuple[object, ...]) -> str:
     write = next(axis.write for axis in AXES if axis.name == name)
-    return ", ".join("null" if v is None else _word(v) for v in map(write, values))
+    words = ["null" if v is None else _word(v) for v in map(write, values[:MOST_TOLD])]
+    return ", ".join([*words, f"{len(values) - MOST_TOLD} more"] if len(values) > MOST_TOLD else words)
 
 
 def _word(value: object) -> str:

@@ -247,6 +247,14 @@ def test_degrees_far_beyond_the_chips_are_folded_as_soon_as_few(strategy, model,
     assert [line.split(":")[0] for line in lines] == ["rank_order", "zero_stage"][:told]
 
 
+def test_a_line_names_a_dozen_values_and_counts_the_others():
+    space, (line,) = folded(space_of("ep: {range: [1, 50000]}"))
+    head = ", ".join(map(str, range(1, 13)))
+    assert line == f"ep: {head}, 49988 more has no effect on llama3_8b, a dense model; folded to 1"
+    assert space == space_of("ep: 1")
+    assert " more " not in folded(space_of("ep: {range: [1, 12]}"))[1][0]
+
+
 def test_what_holds_on_every_mesh_is_what_a_loop_over_all_of_them_says():
     """Replicas and shared weights of random degrees."""
     draw = random.Random(0)
