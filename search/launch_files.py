@@ -133,7 +133,9 @@ def _overridden(sections: dict[str, Plain], overrides: Sequence[str]) -> dict[st
     for text in overrides:
         key, equals, value = text.partition("=")
         parts: Key = tuple(key.strip().split("."))
-        if not equals or not all(parts) or parts[0] not in sections:
+        if equals and all(parts) and parts[0] not in sections:
+            raise SpaceError(f"--set {text}: unknown key {parts[0]!r}; accepted keys of {', '.join(sections)}")
+        if not equals or not all(parts):
             raise SpaceError(f"--set {text}: an override must be KEY=VALUE; accepted one such as workload.seq=4096")
         document = document.with_value(parts, parse_document(value, f"--set {key.strip()}").value, "--set")
     assert isinstance(document.value, dict)

@@ -205,6 +205,16 @@ def _answers(document: Document) -> bool:
     return isinstance(workload, dict) and "phase" in workload
 
 
+def _refuse_training(document: Document) -> None:
+    """SpaceError where a space asks how a model trains; where it has a phase as well, the key is simply unknown."""
+    workload = document.get(("workload",))
+    if isinstance(workload, dict) and "phase" not in workload:
+        for key in ("seq", "global_batch"):
+            if key in workload:
+                rule = "a model that trains is priced by search estimate, and searched by search launch"
+                raise document.error(("workload", key), rule, workload[key], "phase, batch and context, which answer")
+
+
 def load_served(path: str | Path, overrides: Sequence[str] = (), *, judged: bool = True) -> ServedSpace:
     """The space in a file, or the shipped one of that name, with `KEY=VALUE` overrides."""
     return read_served(*read_space(path, overrides), judged=judged)
@@ -223,6 +233,7 @@ def read_served(document: Document, folder: Path, stem: str, *, judged: bool = T
     for key in ("model", "system", "workload"):
         if given.get(key) is None:
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
+    _refuse_training(document)
     document = replace(document, fusion_rules=read_fusion_rules(document, folder))
     phase, batches, context, output, max_context = _requests(document)
     axes = _axes(document, ("strategy",), DEFAULTS)

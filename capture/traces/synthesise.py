@@ -17,13 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from capture.traces.records import Topology
-from capture.traces.topologies import Flow, flow
+from capture.traces.topologies import Flow, flow, num_steps
 from estimator.replay import replay
 from estimator.tasks import CATEGORIES, Category, Device, Stream, Tasks
 from estimator.timeline import Timeline
 
 __all__ = ["Bucket", "Gradient", "Job", "Link", "Synthetic", "Wire", "buckets", "size_over_bandwidth", "sync_alone_s",
            "synthesise"]  # fmt: skip
+
+MOST = 20_000_000  # transfers and edges of an iteration: some gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +155,24 @@ class _Plan:
 
     def __init__(self, job: Job, cut: Sequence[Bucket], wire: Wire) -> None:
         self.job, self.cut, self.wire = job, cut, wire
+        steps = sum(num_steps(wire.topology, job.workers, parts=self._parts(bucket), per_machine=wire.per_machine)
+                    for bucket in cut)  # fmt: skip
+        if steps > MOST:
+            raise ValueError(
+                f"a synthesised iteration must have at most {MOST:,} transfers and edges, but this has {steps:,}; "
+                f"give fewer workers, or larger bucket_bytes or part_bytes"
+            )
         self.flows = [self._flow(bucket) for bucket in cut]
         self.nodes = job.workers + max((f.num_servers for f in self.flows), default=0)
         self.streams: list[Stream] = []
         self.place: dict[tuple[int, str], int] = {}
         self.edges: list[np.ndarray] = []
 
+    def _parts(self, bucket: Bucket) -> int:
+        return max(1, int(np.ceil(bucket.nbytes / self.wire.part_bytes)))
+
     def _flow(self, bucket: Bucket) -> Flow:
-        parts = max(1, int(np.ceil(bucket.nbytes / self.wire.part_bytes)))
-        return flow(self.wire.topology, self.job.workers, parts=parts, servers=self.wire.servers,
+        return flow(self.wire.topology, self.job.workers, parts=self._parts(bucket), servers=self.wire.servers,
                     per_machine=self.wire.per_machine)  # fmt: skip
 
     def _stream(self, device: int, name: str, *, computes: bool = False) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from capture.traces.records import Topology
 
-__all__ = ["Flow", "flow"]
+__all__ = ["Flow", "flow", "num_steps"]
 
 NONE = -1
 
@@ -39,6 +39,16 @@ class Flow:
     after: np.ndarray
     ends: np.ndarray
     num_servers: int = 0
+
+
+def num_steps(topology: Topology, workers: int, *, parts: int = 1, per_machine: int = 1) -> int:
+    """Transfers of a flow or edges between them, whichever are more: what it takes to make one."""
+    if topology is Topology.TREE:
+        return 3 * (workers - 1) * parts
+    if topology is Topology.PARAMETER_SERVER:
+        return workers * (workers + 1) * parts
+    members = workers // per_machine if topology is Topology.HIERARCHICAL else workers
+    return 2 * members * (members - 1) + 2 * (workers - members)
 
 
 @lru_cache(maxsize=256)

@@ -32,6 +32,15 @@ __all__ = ["Change", "Measured", "Prediction", "link_of", "measured_job", "predi
 
 PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
 WHOLE = 0.01  # by which gradients may miss the bytes of their bucket: padding
+BOUNDS = (
+    ("bandwidth", 1e-6, 1e6, " times as fast"), ("compute", 1e-6, 1e6, " times as fast"), ("latency_s", 0.0, 1e3, " s"),
+    ("bucket_bytes", 1.0, np.inf, ""), ("workers", 1, 100_000, ""), ("servers", 1, 100_000, ""),
+    ("per_machine", 1, 100_000, ""), ("part_bytes", 1.0, np.inf, ""),
+)  # fmt: skip
+SERVED = (
+    ("servers", 1, (Topology.PARAMETER_SERVER,)), ("per_machine", 1, (Topology.HIERARCHICAL,)),
+    ("part_bytes", np.inf, (Topology.TREE, Topology.PARAMETER_SERVER)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +58,12 @@ class Change:
     part_bytes: float = float("inf")
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth", "compute", "servers", "per_machine", "part_bytes"):
-            if not getattr(self, name) > 0:
+        for name, least, most, unit in BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                above = "" if most == np.inf else f" and at most {most:g}"
                 raise ValueError(
-                    f"{name} must be more than 0, but is {getattr(self, name)}; leave it out to change nothing"
+                    f"{name} must be at least {least:g}{above}{unit}, but is {value}; leave it out to change nothing"
                 )
 
 
@@ -126,7 +137,11 @@ def varied(made: Synthetic, ratios: np.ndarray, seed: int) -> Synthetic:
 
 def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tuple[Job, list[Bucket], Wire]:
     """A measured job as it is asked for."""
-    cut = list(one.cut)
+    cut, kind = list(one.cut), change.topology or topology
+    for name, absent, kinds in SERVED:
+        if getattr(change, name) != absent and kind not in kinds:
+            have = " or ".join(f"topology={t.value}" for t in kinds)
+            raise ValueError(f"{name} says nothing of a topology {kind.value}; add {have}, or leave it out")
     if change.bucket_bytes is not None:
         if not one.can_cut:
             raise ValueError(
@@ -139,7 +154,7 @@ def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tu
         job = job.of_workers(change.workers)
     latency_s = link.latency_s if change.latency_s is None else change.latency_s
     wire = replace(
-        one.wire, topology=change.topology or topology, servers=change.servers, per_machine=change.per_machine,
+        one.wire, topology=kind, servers=change.servers, per_machine=change.per_machine,
         part_bytes=change.part_bytes,
         link=Link(bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
     )  # fmt: skip

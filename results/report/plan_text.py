@@ -97,13 +97,14 @@ def curve_lines(front: Table, points: Plan, bent: Sequence[Curve]) -> list[str]:
 def assumed_pairs(
     reliability: Reliability | None, good: Goodput | None, kept: NDArray[np.intp]
 ) -> list[tuple[str, str]]:
-    """What a plan assumes of failures, and what came of it over the points that are kept."""
-    if reliability is None or good is None or not len(kept):
+    """What a plan assumes of failures, and what came of it over the points that are kept, or over all where none is."""
+    if reliability is None or good is None:
         return [("failures", "not counted: steps run back to back, without checkpoints")]
     r = reliability
 
     def span(values: NDArray[np.float64], text: Any) -> str:  # noqa: ANN401 - a formatter
-        low, high = float(values[kept].min()), float(values[kept].max())
+        shown = values[kept] if len(kept) else values
+        low, high = float(shown.min()), float(shown.max())
         return text(low) if low == high else f"{text(low)} to {text(high)}"
 
     def seconds(x: float) -> str:

@@ -118,8 +118,9 @@ def is_configuration(target: str) -> bool:
 
 
 def _of_model(args: argparse.Namespace, target: str) -> GraphSubject:
-    if args.overrides:
-        raise ValueError(f"--set changes a configuration, but {target} is a model; name a space file, or leave it out")
+    for option, is_given in (("--set changes", args.overrides), ("--reference names a point of", args.reference)):
+        if is_given:
+            raise ValueError(f"{option} a configuration, but {target} is a model; name a space file, or leave it out")
     model = load_model(target, [spaces.MODELS])
     phase = model.captured.phase if isinstance(model, CapturedModel) else "train"
     seq, chosen = args.seq or SEQ, recipe(args.precision or "bf16")

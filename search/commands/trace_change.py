@@ -52,6 +52,8 @@ def read_change(text: str) -> Change:
             near = difflib.get_close_matches(key, READERS, 1)
             hint = f"; did you mean {near[0]}?" if near and equals else f"; have {', '.join(READERS)}"
             raise ValueError(f"--what-if takes KEY=VALUE with commas between, but got {word.strip()!r}{hint}")
+        if key in given:
+            raise ValueError(f"--what-if takes each key once, but {key} stands twice; leave one out")
         read, takes = READERS[key]
         try:
             given[key] = read(value)

@@ -332,3 +332,9 @@ def test_a_bad_graph_file_is_one_line_and_2_for_every_command(search, graph, tmp
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert "bad.json" in said.err
     assert law in said.err
+
+
+def test_a_point_is_of_a_configuration_not_of_a_model(search):
+    said = search("graph", "show", "llama3_8b", "--reference", "mine")
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "--reference names a point of a configuration, but llama3_8b is a model" in said.err

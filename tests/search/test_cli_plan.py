@@ -125,6 +125,7 @@ def test_a_deadline_that_nothing_keeps_is_3(search, three):
     said = search("plan", three, "--tokens", "1e15", "--days", "10")
     assert said.code == 3
     assert "0 of 3 clusters (the fastest layout of each) within 10 days; the fastest takes" in said.out
+    assert "failures: one every" in said.out  # what the fastest takes has them in
 
 
 def test_the_capacity_of_deepseek_v3_is_planned_in_half_a_minute(search):

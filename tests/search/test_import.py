@@ -405,6 +405,7 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path, capsys):
         (["--define", "8=TP"], "must be NAME=VALUE"),
         (["--set", "strategy.tp"], "must be KEY=VALUE"),
         (["--set", "strategy.tpp=4"], "did you mean 'tp'?"),
+        (["--set", "foo.bar=1"], "--set foo.bar=1: unknown key 'foo'; accepted keys of model, system, workload"),
         (["--args", "gone.txt"], "--args gone.txt: must be a readable script"),
         (["--against", "gone"], "is no run"),
     ],

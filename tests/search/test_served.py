@@ -183,6 +183,12 @@ def test_commands_of_training_say_where_to_go(search, space_file):
         assert "search infer" in said.err
 
 
+def test_a_space_of_training_is_sent_to_search_estimate(search):
+    said = search("infer", "llama3_70b:rule_of_thumb")
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "workload.seq: a model that trains is priced by search estimate" in said.err
+
+
 def test_of_several_spaces_those_of_requests_are_left_to_themselves(search, space_file):
     said = search("launch", "small.yaml", "point.yaml")
     assert said.code == 2

@@ -20,7 +20,7 @@ from capture.traces.synthesise import (
     sync_alone_s,
     synthesise,
 )
-from capture.traces.topologies import flow
+from capture.traces.topologies import flow, num_steps
 from capture.traces.what_if import Change, measured_job, predict
 from estimator.tasks import Category
 from estimator.timeline import memory
@@ -176,7 +176,7 @@ def test_what_a_trace_does_not_hold_is_refused(traces, change, what):
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(ValueError, match="bandwidth must be more than 0, but is 0"):
+    with pytest.raises(ValueError, match="bandwidth must be at least 1e-06 .* but is 0"):
         Change(bandwidth=0)
     with pytest.raises(ValueError, match="a link must carry more than 0 bytes a second"):
         Link(bytes_per_s=0.0)
@@ -220,3 +220,12 @@ def test_ranks_that_compute_different_things_are_refused():
         ValueError, match=r"ranks that compute the same, but in iteration 0 they have \[1, 2\] operations"
     ):
         predict(build(different), Change())
+
+
+@pytest.mark.parametrize("topology", [Topology.RING, Topology.TREE, Topology.HIERARCHICAL, Topology.PARAMETER_SERVER])
+@pytest.mark.parametrize(("workers", "per_machine", "parts"), [(2, 1, 1), (8, 4, 3), (12, 1, 5)])
+def test_the_size_of_a_flow_is_known_before_it_is_made(topology, workers, per_machine, parts):
+    made = flow(topology, workers, parts=parts, per_machine=per_machine)
+    told = num_steps(topology, workers, parts=parts, per_machine=per_machine)
+    assert len(made.source) <= told
+    assert max(len(made.source), len(made.before)) <= told <= 3 * max(len(made.source), len(made.before))
