@@ -15,7 +15,7 @@ import numpy as np
 from results.files import as_user_error, dump_json
 from results.store import is_run
 
-__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "check_writable", "json_text", "tell", "write"]
+__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "check_new", "check_writable", "json_text", "tell", "write"]
 
 NOTHING_FEASIBLE = 3
 INPUTS = (
@@ -73,6 +73,12 @@ def check_free(args: argparse.Namespace, name: str) -> None:
         raise ValueError(f"{path}: an output must not replace the input; give another file")
     if any(is_run(folder) for folder in path.resolve().parents[:2]):
         raise ValueError(f"{path}: an output must not replace a file of a run; give another file")
+
+
+def check_new(name: str) -> None:
+    """ValueError where `name` exists: of files that people edit, none is replaced."""
+    if Path(name).exists():
+        raise ValueError(f"{name}: must not replace a file that exists; give another name, or remove it")
 
 
 def check_writable(args: argparse.Namespace, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from results.launchers import Job, write_launch_file
-from search.commands.answer import answer, tell
+from search.commands.answer import answer, check_new, tell
 from search.commands.point import Point, read_point
 from search.launch_files import job_of, refusal
 
@@ -14,6 +14,8 @@ __all__ = ["job_of_point", "run"]
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file; ValueError for what is illegal, or what the framework cannot say and no note excuses."""
+    if args.output is not None:
+        check_new(args.output)
     point = read_point(args.config, args.reference, args.overrides)
     try:
         point = point.settled()

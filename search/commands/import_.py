@@ -9,7 +9,7 @@ from typing import Any
 from results.launchers import read_launch_file
 from results.launchers.reading import model_label
 from search.commands.against import against
-from search.commands.answer import answer, tell, write
+from search.commands.answer import answer, check_new, tell, write
 from search.commands.point import Point
 from search.launch_files import Configured, configured, given_of, refusal
 from search.space import parse_space
@@ -19,6 +19,8 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> int:
     """Writes the configuration; what is missing is told on standard error. With --against, compares."""
+    if args.output is not None:
+        check_new(args.output)
     given = given_of(args.model, args.gpus, _arguments(args.launch), _defined(args.define))
     imported = read_launch_file(Path(args.file), given)
     found = configured(imported, source=args.file, model=args.model, system=args.system, overrides=args.overrides)

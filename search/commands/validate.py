@@ -11,7 +11,7 @@ from results.files import as_user_error
 from results.report.validation import validation_table
 from results.report.validation_page import Told, validation_page
 from search.bands import quantile_table, table_text
-from search.commands.answer import answer, check_writable, tell
+from search.commands.answer import answer, check_new, check_writable, tell
 from search.measured import Row, read_rows
 from search.validate import Folds, examine
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--bands is of rows that were left out by groups; add --cross-validate group")
     for name in (args.html, args.bands):
         if name is not None:
-            _check_new(Path(name))
+            check_new(name)
             check_writable(args, name)
     rows = [row for file in files for row in read_rows(file)]
     report, residuals = examine(rows, folds=folds, tell=tell)
@@ -45,11 +45,6 @@ def run(args: argparse.Namespace) -> int:
         with as_user_error(Path(args.html), "write"):
             Path(args.html).write_text(page, encoding="utf-8")
     return 0
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise ValueError(f"{path}: must not replace a file that exists; give another name, or remove it")
 
 
 def _told(row: Row) -> Told:

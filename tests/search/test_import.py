@@ -416,11 +416,18 @@ def test_an_option_that_is_wrong_is_one_line(options, told, tmp_path, capsys):
     assert told in refused(capsys, path, *([] if "--system" in options else ["--system", "dgx_h100"]), *options)
 
 
-def test_an_import_does_not_replace_what_it_reads(tmp_path, capsys):
-    path = tmp_path / "job.sh"
+def test_an_import_and_an_export_replace_no_file(tmp_path, capsys):
+    path, mine = tmp_path / "job.sh", tmp_path / "mine.yaml"
     path.write_text(f"torchrun --nproc_per_node 8 x.py {ARGUMENTS}\n")
-    assert main(["import", str(path), "-o", str(path)]) == 2
-    assert "must not replace the input" in capsys.readouterr().err
+    mine.write_text("edited by hand")
+    for target in (path, mine):
+        before = target.read_text()
+        for words in (["import", str(path)], ["export", "llama3_70b:rule_of_thumb", "--to", "megatron-lm"]):
+            assert main([*words, "-o", str(target)]) == 2
+            told = capsys.readouterr().err
+            assert f"{target}: must not replace a file that exists" in told
+            assert told.count("\n") == 1
+            assert target.read_text() == before
 
 
 def test_an_argument_that_is_given_twice_counts_as_given_last_and_is_told(tmp_path, capsys):
