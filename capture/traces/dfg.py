@@ -113,13 +113,17 @@ class _Builder:
         if not (events.iteration[taken] >= 0).any():
             self.iteration = np.where(taken, 0, -1)
             self.notices.append("no iteration is marked: the trace counts as one")
-        elif (outside := int(np.count_nonzero(taken & (events.iteration < 0)))) > 0:
+        elif (outside := int(np.count_nonzero(taken & (events.iteration < 0) & ~self._probes()))) > 0:
             self.notices.append(f"{outside} events outside of any iteration are left out")
         inside = self.iteration >= 0
         self.marks = np.flatnonzero(events.of(Kind.ITERATION) & inside)
         self.order = implied(events, np.flatnonzero(taken & inside), self.iteration, alone=alone)
         if not self.order.kept:
             raise ValueError(f"{events.traces[0].source}: a trace must hold operations, but has none of a known kind")
+
+    def _probes(self) -> np.ndarray:
+        """[N] bool: transfers, which outside of iterations compare clocks."""
+        return self.events.of(Kind.SEND) | self.events.of(Kind.RECV)
 
     def built(self) -> GlobalDfg:
         events, order, kept = self.events, self.order, np.array(self.order.kept, dtype=np.int64)

@@ -100,6 +100,7 @@ class _Implied:
             self._lay_as_recorded()
         else:
             self.main = self._main_streams()
+            self.computing = {i for row, _, _ in self.main.values() for i in row}
             self._meet()
             self._exchange()
             self._recorded()
@@ -271,9 +272,10 @@ class _Implied:
 
     def _order_of_transfers(self, sender: dict[int, int]) -> None:
         """What each SEND, RECV and reduction waits for on its own rank."""
-        main = {i for row, _, _ in self.main.values() for i in row}
         sent = {self._slot(i) for pair in sender.items() for i in pair}
-        reduces = {i for i in self.order if self.kind[i] in self.works and i not in main and self._slot(i) in sent}
+        reduces = {
+            i for i in self.order if self.kind[i] in self.works and i not in self.computing and self._slot(i) in sent
+        }
         mine = [i for i in self.order if self.kind[i] in self.transfer or i in reduces]
         slots: dict[Slot, dict[int, tuple[list[float], list[int]]]] = defaultdict(dict)
         done: dict[tuple[int, int], tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
@@ -328,13 +330,17 @@ class _Implied:
             after = self.heads.get(hull[a]) if a in hull else self.place.get(a)
             if before is None or after is None:
                 continue
-            if a not in hull and self.kind[a] == self.codes[Kind.COLLECTIVE]:
+            if a not in hull and (self.kind[a] == self.codes[Kind.COLLECTIVE] or self._hands_over(b, a)):
                 after = self.heads.get(self._slot(a), after)
             if b not in hull and self.kind[b] == self.codes[Kind.COLLECTIVE]:
                 before = self.tails.get(self._slot(b), before)
             if before >= len(self.order):
                 self.told.add(before)
             self._edge(before, after)
+
+    def _hands_over(self, b: int, a: int) -> bool:
+        """Whether b makes what transfer a sends: compute, and no reduction between transfers."""
+        return self.kind[a] in self.transfer and b in self.computing
 
     def _wait(self) -> None:
         """Compute that waits for tensors."""

@@ -12,14 +12,13 @@ from typing import Annotated
 
 import msgspec
 
+from capture.profile.recorder import FORMAT, VERSION
 from capture.traces.assemble import MAX_WORLD, Rows
 from capture.traces.opened import Opened, named
 from capture.traces.records import Group, Kind, RankTrace, Topology
 
 __all__ = ["FORMAT", "VERSION", "read_jsonl"]
 
-FORMAT = "trainspace.trace"
-VERSION = 1
 TOLERANCE_NS = 1_000_000  # ends on a stream may stand this much out of order: threads race for the file
 WORLD = "world"
 

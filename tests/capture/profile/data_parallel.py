@@ -1,0 +1,77 @@
+"""Sums tensors around a ring and trains a small model by every synchroniser, on each rank. Run by tests here.
+
+Argument: a folder. Writes `rankN.json`, and recordings of the jobs that train.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from capture.profile import Synchroniser, comm_hook, profile
+from capture.profile.recorder import Recorder
+from capture.profile.ring import Ring
+
+STEPS, WIDTH = 6, 96
+SIZES, PARTS = (1, 2, 7, 1000, 1001), (64.0, float("inf"))
+
+
+def sums(folder: Path, rank: int) -> dict[str, list[float]]:
+    """Of whole numbers, which floats add exactly."""
+    recorder = Recorder(folder / "sums" / f"rank{rank}.jsonl", {"rank": rank, "world": dist.get_world_size()})
+    found = {}
+    for bucket, (size, part) in enumerate((size, part) for size in SIZES for part in PARTS):
+        flat = torch.arange(size, dtype=torch.float32) * (rank + 1)
+        Ring(part_bytes=part).all_reduce(flat, bucket, recorder)
+        found[f"{size} {part}"] = flat.tolist()
+    recorder.close()
+    return found
+
+
+def model() -> torch.nn.Module:
+    """The same on all ranks, by all means."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()) for _ in range(3)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
+
+
+def trained(run: torch.nn.Module, inner: torch.nn.Module, folder: Path, rank: int) -> list[float]:
+    """The weights after some steps."""
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    with profile(folder, machine=f"machine {rank}"):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            run(torch.randn(8, WIDTH)).square().mean().backward()
+            optimizer.step()
+    return torch.cat([weight.detach().flatten() for weight in inner.parameters()]).tolist()
+
+
+def main() -> None:
+    """One rank."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    found: dict[str, object] = {"sums": sums(folder, rank)}
+    ddp = torch.nn.parallel.DistributedDataParallel
+    inner = model()
+    found["ddp"] = trained(ddp(inner, bucket_cap_mb=0.04), inner, folder / "ddp", rank)
+    inner = model()
+    hooked = ddp(inner, bucket_cap_mb=0.04)
+    hooked.register_comm_hook(*comm_hook(hooked, part_bytes=20_000))
+    found["hook"] = trained(hooked, inner, folder / "hook", rank)
+    inner = model()
+    synchroniser = Synchroniser(inner, bucket_bytes=40_000, part_bytes=20_000)
+    found["ring"] = trained(inner, inner, folder / "ring", rank)
+    synchroniser.close()
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

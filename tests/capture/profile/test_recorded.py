@@ -1,0 +1,145 @@
+"""Two ranks that train over loopback while they are recorded: what they sum, what is told of it, what it replays to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from capture.align import align, moved
+from capture.traces.dfg import build
+from capture.traces.pairing import pair
+from capture.traces.recognise import read_all
+from capture.traces.records import KINDS, Kind
+from capture.traces.replay import replay_trace
+from capture.traces.what_if import Change, measured_job, predict
+from tests.capture.profile.data_parallel import PARTS, SIZES, STEPS, WIDTH
+from tests.capture.profile.started import run_ranks
+
+WORLD, WARM = 2, 2
+QUIET = 1.0  # processes that run or wait, per core: above, what is measured is the machine's other work
+SHIFT_NS = 50_000_000
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """The folder that data_parallel.py wrote."""
+    folder = tmp_path_factory.mktemp("job")
+    run_ranks("data_parallel.py", WORLD, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(job):
+    """What each rank found."""
+    return [json.loads((job / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+
+
+def traces(job, name):
+    return read_all([job / name / f"rank{rank}.jsonl" for rank in range(WORLD)])
+
+
+def lines(job, name, rank):
+    return [json.loads(text) for text in (job / name / f"rank{rank}.jsonl").read_text().splitlines()]
+
+
+def test_a_ring_gives_every_rank_the_exact_sum_whatever_size_and_parts(told):
+    ranks = sum(range(1, WORLD + 1))
+    for size in SIZES:
+        for part in PARTS:
+            for one in told:
+                assert one["sums"][f"{size} {part}"] == [k * ranks for k in range(size)], (size, part)
+
+
+def test_a_rank_sends_two_thirds_and_so_on_of_a_tensor_and_all_ranks_together_what_a_ring_must(job):
+    sent = Counter()
+    for rank in range(WORLD):
+        for event in lines(job, "sums", rank)[1:]:
+            if event["cat"] == "SEND":
+                sent[event["bucket"]] += event["bytes"]
+    sizes = [size for size in SIZES for _ in PARTS]
+    assert sent == {bucket: 2 * (WORLD - 1) * 4 * size for bucket, size in enumerate(sizes)}
+    even = [e for e in lines(job, "sums", 0)[1:] if e["cat"] == "SEND" and e["bucket"] == sizes.index(1000)]
+    assert sum(event["bytes"] for event in even) == 2 * (WORLD - 1) / WORLD * 4000
+
+
+def test_all_synchronisers_train_the_same_weights_on_all_ranks(told):
+    for name in ("ddp", "hook", "ring"):
+        assert told[0][name] == told[1][name] == told[0]["ddp"], name  # of two ranks, sums have one order
+
+
+@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+def test_each_iteration_has_every_forward_gradient_copy_and_update_once(job, name):
+    header, *events = lines(job, name, 0)
+    linear = ("0.0", "1.0", "2.0", "3")
+    gradients = {f"{layer}.{kind}": size for layer in linear[:3] for kind, size in (("weight", WIDTH), ("bias", 1))}
+    gradients = {tensor: 4 * WIDTH * size for tensor, size in gradients.items()} | {"3.weight": 4 * WIDTH, "3.bias": 4}
+    assert header["bof"].keys() == gradients.keys()
+    buckets = Counter()
+    for tensor, bucket in header["bof"].items():
+        buckets[bucket] += gradients[tensor]
+    for it in range(WARM, STEPS):
+        mine = [event for event in events if event["it"] == it]
+        forward = [event["name"] for event in mine if event["cat"] == "FW"]
+        assert forward == [f"FW.{k}.{j}" for k in range(3) for j in range(2)] + ["FW.3", "FW.loss"]
+        made = {event["tensor"]: event["bytes"] for event in mine if "tensor" in event}
+        assert made == gradients
+        copies = {event["bucket"]: event["bytes"] for event in mine if event["name"].startswith("CAT")}
+        assert copies == buckets
+        assert [event["cat"] for event in mine].count("UPD") == [event["cat"] for event in mine].count("ITER") == 1
+    assert {event["it"] for event in events} == {-1, *range(WARM, STEPS)}
+
+
+def test_transfers_of_a_bucket_carry_what_a_ring_must(job):
+    for name in ("hook", "ring"):
+        _, *events = lines(job, name, 0)
+        copies = {(e["it"], e["bucket"]): e["bytes"] for e in events if e["name"].startswith("CAT")}
+        sent = Counter()
+        for event in events:
+            if event["cat"] == "SEND" and event["it"] >= 0:
+                sent[event["it"], event["bucket"]] += event["bytes"]
+        assert set(sent) == set(copies)
+        for key, nbytes in copies.items():
+            assert abs(sent[key] - 2 * (WORLD - 1) / WORLD * nbytes) <= 8  # of an odd number one chunk is longer
+
+
+@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+def test_clocks_that_differ_by_50_ms_are_found_and_the_job_replays_to_what_it_took(job, name):
+    first, second = traces(job, name)
+    off = replace(second, epoch_ns=second.epoch_ns + SHIFT_NS)
+    found = align([first, off])
+    truth = -SHIFT_NS / 1e9
+    assert found.low_s[1] <= truth <= found.high_s[1]
+    assert found.identifiable[1]
+    replayed = replay_trace(build(moved([first, off], found)))
+    assert len(replayed.iterations) == STEPS - WARM
+    assert abs(replayed.worst_error) < 0.02  # as other jobs that just ran
+    if os.getloadavg()[0] > QUIET * (os.cpu_count() or 1):
+        pytest.skip("needs a quiet machine: offsets of microseconds")
+    assert abs(found.offset_s[1] - truth) < 25e-6
+
+
+@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+def test_buckets_of_a_recording_can_be_cut_anew(job, name):
+    dfg = build(traces(job, name))
+    for number in dfg.iterations:
+        one = measured_job(dfg, number)
+        assert one.can_cut
+        sizes = sorted(gradient.nbytes for gradient in one.job.gradients)
+        assert sizes == sorted([4.0 * WIDTH * WIDTH] * 3 + [4.0 * WIDTH] * 4 + [4.0])
+    assert np.all(predict(dfg, Change(bucket_bytes=1e9)).seconds > 0.0)
+
+
+def test_collectives_with_a_transaction_pair_by_it_and_not_by_their_ends(job):
+    first, second = traces(job, "ddp")
+    whole = np.flatnonzero(second.kind == KINDS.index(Kind.COLLECTIVE))
+    late = second.end_s.copy()
+    late[whole[::2]] += 1.0  # of a rank that was not scheduled
+    assert pair([first, replace(second, end_s=late)]).num_collectives == len(whole)
+    nameless = replace(second, end_s=late, transaction=np.where(np.isin(np.arange(len(late)), whole), -1, 0))
+    with pytest.raises(ValueError, match="collectives must end when"):
+        pair([first, nameless])
