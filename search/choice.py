@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hardware.units import format_count
 from search.fold import folded
-from search.free import grid_size
+from search.free import STRUCTURAL, free_axes, grid_size, skeleton
 from search.opened import OPENED
 from search.space import Sampler, Space
 from search.sweep import Plan, survey
@@ -43,12 +43,30 @@ def check_searchable(space: Space) -> None:
         space.refuse_open()
     for name in space.open_axes:
         OPENED[name](space)
+    if asked is not Sampler.EXHAUSTIVE:
+        _check_surveyable(space)
     missing = [name for name in NEEDS.get(asked, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(
             f"sampler {asked.value} needs {' and '.join(missing)}, not installed; pip install 'trainspace[samplers]', "
             "or choose nsga2, nsga3, tpe or random"
         )
+
+
+def _check_surveyable(space: Space) -> None:
+    """ValueError of one line where a sampler would never be asked, for the structures that it samples are too many."""
+    if _surveyed(space) <= MAX_SWEPT_GRID or (points := _surveyed(folded(space)[0])) <= MAX_SWEPT_GRID:
+        return
+    longest = sorted((name for name in STRUCTURAL if len(space.axes[name]) > 1), key=lambda n: -len(space.axes[n]))
+    raise ValueError(
+        f"{space.name}: a sampler needs a grid of structures of at most {format_count(MAX_SWEPT_GRID)} points, but it "
+        f"has {format_count(points)}; shorten {', '.join(f'{n} ({len(space.axes[n])} values)' for n in longest[:3])}"
+    )
+
+
+def _surveyed(space: Space) -> int:
+    """Points of the grid that a study surveys."""
+    return grid_size(skeleton(space, free_axes(space)))
 
 
 def check_warm(space: Space) -> None:

@@ -14,23 +14,27 @@ from typing import Any
 
 from estimator.strategy import Strategy
 from search.axes import axis_values
+from search.legality import MESH, meshes
 from search.opened import OPENED, Free
 from search.space import Space
 from search.worlds import SIZES, VARIANT_AXES, WORLD_AXES
 
-__all__ = ["MAX_GRID", "Free", "free_axes", "grid_size", "skeleton"]
+__all__ = ["MAX_GRID", "STRUCTURAL", "Free", "free_axes", "grid_size", "skeleton"]
 
 MAX_GRID = 4_000_000
 """Points of the grid of structures that a study surveys: about ten seconds at 2 to 3 us each."""
+
+STRUCTURAL = (*SIZES, *WORLD_AXES, "schedule")
+"""Axes that make a structure: their product is the grid whose legality is checked."""
 
 NEUTRAL = ("fusion", "tp_chunks", "expert_bucket_bytes", "optimizer")
 """Closed axes that no rule holds against another, so that a structure is legal under each of their values or none."""
 
 
 def grid_size(space: Space) -> int:
-    """Points whose legality an enumeration of structures checks."""
-    names = (*SIZES, *WORLD_AXES, "schedule")
-    return len(space.systems) * math.prod(len(space.axes[name]) for name in names)
+    """Points whose legality an enumeration of structures checks: those whose tp, cp and pp share out the chips."""
+    under = (name for name in STRUCTURAL if name not in MESH)
+    return sum(len(meshes(space, system)) for system in space.systems) * math.prod(len(space.axes[n]) for n in under)
 
 
 def free_axes(space: Space) -> tuple[Free, ...]:

@@ -21,7 +21,7 @@ from search.axes import strategy_of
 from search.space import Space
 from search.worlds import SIZES, VARIANT_AXES
 
-__all__ = ["Rejected", "Slab", "pairs_of", "refusal_of", "slabs", "told_of"]
+__all__ = ["Rejected", "Slab", "meshes", "pairs_of", "refusal_of", "slabs", "told_of"]
 
 Told = dict[str, Any]
 Rejected = dict[str, tuple[int, str]]
@@ -34,6 +34,9 @@ OF_PAIRS = frozenset({"optimizer"})
 """Rules that look at the optimizer and at what is kept on the host, and at nothing else."""
 CHECKED = OF_VARIANTS_ALONE | OF_PAIRS | {"options"}  # the reader of a space holds each value to its range
 OF_VARIANT = frozenset({*VARIANT_AXES, "overlap"})
+MESH = SIZES[:3]
+"""tp, cp and pp: what rule `world` looks at, the first that looks at sizes. Its degrees vary slowest in a grid."""
+WORLD = next(rule for rule in RULES if rule.name == "world")
 DERIVED_FROM = {"dp": (), "num_micro_batches": (), "edp": (), "copies": ("schedule",)}
 """What sizes that rules.Case derives depend on, beside SIZES and the system."""
 
@@ -183,11 +186,38 @@ class Slab:
         return alive
 
 
+def meshes(space: Space, system: SystemSpec) -> np.ndarray:
+    """Places [M] in the product of tp, cp and pp that rule `world` lets through, ascending.
+
+    Degree by degree: a product that divides the chips is one of degrees that do, so what the first alone rule out is
+    never multiplied out, and ranges of hundreds of degrees cost what their divisors cost.
+    """
+    places, kept = np.zeros(1, dtype=np.int64), {name: np.ones(1) for name in MESH}
+    for name in MESH:
+        values = np.array(space.axes[name], dtype=np.float64)
+        kept = {other: np.repeat(v, len(values)) for other, v in kept.items()} | {name: np.tile(values, len(places))}
+        places = (places[:, None] * len(values) + np.arange(len(values))).ravel()
+        case = Case.of(space.model, Strategy().with_sizes(kept), system, space.workload)
+        ok = np.broadcast_to(WORLD.ok(case), places.shape)
+        places, kept = places[ok], {other: v[ok] for other, v in kept.items()}
+        if not len(places):
+            break
+    return places
+
+
 def slabs(space: Space, system: SystemSpec, strategy: Strategy, rejected: Rejected) -> Iterator[Slab]:
     """Every combination of SIZES on one system, a chunk at a time, but for what no strategy makes legal."""
-    total = math.prod(len(space.axes[name]) for name in SIZES)
-    for start in range(0, total, CHUNK):
-        slab = Slab.of(space, system, np.arange(start, min(start + CHUNK, total)))
+    whole = math.prod(len(space.axes[name]) for name in MESH)
+    under = math.prod(len(space.axes[name]) for name in SIZES[len(MESH) :])
+    kept = meshes(space, system)
+    if len(kept) < whole:
+        gap = np.flatnonzero(kept != np.arange(len(kept)))
+        first = Slab.of(space, system, np.array([int(gap[0]) if len(gap) else len(kept)]) * under)
+        why = explain(first.case(strategy), 1 + RULES.index(WORLD))
+        rejected[WORLD.name] = ((whole - len(kept)) * under, why)
+    for start in range(0, len(kept) * under, CHUNK):
+        mesh, place = np.divmod(np.arange(start, min(start + CHUNK, len(kept) * under)), under)
+        slab = Slab.of(space, system, kept[mesh] * under + place)
         alive = slab.common(strategy, rejected)
         if alive.any():
             yield Slab.of(space, system, slab.flat[alive])

@@ -9,7 +9,8 @@ import pytest
 
 from estimator.rules import RULES, Case, Rule, check
 from search.axes import strategy_of
-from search.legality import Slab, refusal_of, slabs, told_of
+from search.free import grid_size
+from search.legality import Slab, meshes, refusal_of, slabs, told_of
 from search.worlds import SIZES, WORLD_AXES
 from tests.search.naive import space_of
 from tests.search.small import SMALL
@@ -66,3 +67,34 @@ def test_an_engine_is_looked_at_before_all_else():
     space = space_of("precision: [fp8, bf16]", cluster="dgx_a100")
     assert refusal_of(space, space.system, "precision", "fp8")[0] == "engine"
     assert refusal_of(space, space.system, "precision", "bf16") == ("", "")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_meshes_are_all_degrees_whose_product_divides_the_chips(name):
+    space = SMALL[name]
+    degrees = np.array([*itertools.product(*(space.axes[size] for size in ("tp", "cp", "pp")))], dtype=float)
+    assert (
+        meshes(space, space.system).tolist()
+        == np.flatnonzero(space.system.num_chips % degrees.prod(axis=1) == 0).tolist()
+    )
+
+
+def test_ranges_of_hundreds_of_degrees_cost_what_their_divisors_cost():
+    space = space_of("tp: {range: [1, 600]}, cp: {range: [1, 600]}, pp: {range: [1, 600]}")
+    kept = meshes(space, space.system)
+    chips = space.system.num_chips
+    known = [
+        (tp - 1) * 600**2 + (cp - 1) * 600 + pp - 1
+        for tp, cp, pp in itertools.product(*[[n for n in range(1, 601) if chips % n == 0]] * 3)
+        if chips % (tp * cp * pp) == 0
+    ]
+    assert kept.tolist() == sorted(known)
+    assert grid_size(space) == len(known)
+
+
+def test_what_shares_out_no_chips_is_counted_and_told_by_example():
+    space = space_of("tp: [3, 5]")
+    rejected = {}
+    assert not [*slabs(space, space.system, next(strategies(space)), rejected)]
+    assert rejected == {"world": (2, rejected["world"][1])}
+    assert "must be divisible by tp (3) * cp (1) * pp (1)" in rejected["world"][1]

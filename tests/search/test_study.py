@@ -324,6 +324,16 @@ def test_a_space_too_large_to_survey_is_sampled_with_its_longest_harmless_axis_f
     assert set(front_of(run, space).values()) == set(swept(space).values())
 
 
+def test_structures_too_many_to_survey_are_refused_before_a_run_is_begun(monkeypatch):
+    wide = load_space("llama3_70b", ["strategy.vpp={range: [1, 4000]}", "strategy.micro_batch={range: [1, 4000]}"])
+    with pytest.raises(ValueError, match=r"at most 100.0 M points, but it has .*; shorten vpp \(4000 values\), micro"):
+        choice.check_searchable(wide)
+    with pytest.raises(ValueError, match="llama3_70b: a sampler needs a grid"):
+        choice.check_searchable(replace(wide, options=replace(wide.options, sampler=Sampler.TPE)))
+    monkeypatch.setattr(choice, "MAX_SWEPT_GRID", 10**15)
+    choice.check_searchable(wide)
+
+
 def test_a_study_ends_after_its_seconds(tmp_path):
     run = studied(load_space("llama3_70b"), tmp_path / "run", seconds=1)
     assert run.manifest["study"]["ended"] == "1 s have passed"
