@@ -7,19 +7,22 @@ taken. Refuses files that are no config, and says why.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from estimator.mapping import shown, told_kind
 from estimator.parts import MAX_SIZE
 
-__all__ = ["Architecture", "read_architecture"]
+__all__ = ["Architecture", "quiet", "read_architecture"]
 
 MAX_LAYERS = 10_000  # each is made, though without data
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
          "vocab_size", "head_dim", "num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
+MODEL_TYPE = "transformers lists what it knows as CONFIG_MAPPING, 'llama' for one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,45 @@ def read_architecture(path: Path, *, trust_remote_code: bool = False) -> Archite
         raise ValueError(f"{path}: its code cannot be imported ({error})") from error
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Transformers keeps its advice, and its doubts about values that it refuses later, to itself."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _content(path: Path) -> dict[str, Any]:
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ValueError(f"{path}: a folder of a model holds a config.json, but this has none; give the file")
     path = path / "config.json" if path.is_dir() else path
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); give a config.json or its folder") from error
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be JSON text ({error})") from error
+        law = "must be JSON text, but is empty" if not text.strip() else f"must be JSON text ({error})"
+        raise ValueError(f"{path}: {law}; give a Hugging Face config.json") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold a JSON object, but got {type(content).__name__}")
+        raise ValueError(
+            f"{path}: must hold a JSON object, but got {told_kind(content)}; give a Hugging Face config.json"
+        )
     if not isinstance(content.get("model_type"), str):
-        raise ValueError(f"{path}: model_type must be a text, but got {content.get('model_type')!r}; it names the code")
+        raise ValueError(
+            f"{path}: model_type must be a text, which names the code, but {_given(content)}; {MODEL_TYPE}"
+        )
     return content
+
+
+def _given(content: dict[str, Any]) -> str:
+    return f"got {shown(content['model_type'])}" if "model_type" in content else "is absent"
 
 
 def _check_sizes(path: Path, content: dict[str, Any]) -> None:
@@ -65,7 +94,8 @@ def _check_sizes(path: Path, content: dict[str, Any]) -> None:
             least, most = 0 if key.endswith("experts") else 1, MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
             if value is not None and (type(value) is not int or not least <= value <= most):
                 raise ValueError(
-                    f"{path}: {prefix}{key} must be a whole number from {least} to {most}, but got {value!r}"
+                    f"{path}: {prefix}{key} must be a whole number from {least} to {most}, but got {shown(value)}; "
+                    "give the model's own"
                 )
 
 
@@ -88,7 +118,8 @@ def _of_content(path: Path, content: dict[str, Any], trust_remote_code: bool) ->
         config_class = _named_class(path, kind, content, transformers)
         notes.append(f"model_type {kind!r} is read as {config_class.model_type!r}, whose class the file names")
     try:
-        config = config_class.from_dict(plain)
+        with quiet():
+            config = config_class.from_dict(plain)
     except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: transformers {transformers.__version__} refuses it: {reason}") from error

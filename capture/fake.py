@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.initialization import no_init_weights
-from transformers.utils import logging
 
-from capture.architecture import Architecture
+from capture.architecture import Architecture, quiet
 from capture.patches import ATTENTION, patched
 from capture.recorder import Recorder
 from capture.records import LayerPlace, Recording
@@ -53,7 +52,7 @@ def record(architecture: Architecture, phase: str, num_layers: int | None = None
     recording.modules = {name: type(module).__name__ for name, module in model.named_modules()}
     recording.bases = {type(module).__name__: _bases(type(module)) for module in model.modules()}
     recorder = Recorder(recording, model)
-    with _quiet(), patched({type(module) for module in model.modules()}), _folded(layers, places, recorder):
+    with quiet(), patched({type(module) for module in model.modules()}), _folded(layers, places, recorder):
         try:
             _run(model, recorder, phase, seq)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -69,17 +68,6 @@ def made_modules(architecture: Architecture) -> Iterator[tuple[str, type[nn.Modu
     """Paths and classes of the modules of its model, which is made without data."""
     for name, module in _made(architecture).named_modules():
         yield name, type(module)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Transformers keeps its advice on kernels and speed to itself."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _bases(kind: type[nn.Module]) -> tuple[str, ...]:
@@ -98,13 +86,14 @@ def _made(architecture: Architecture) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(DTYPE)
     try:
-        with torch.device("meta"), no_init_weights(), _quiet(), warnings.catch_warnings():
+        with torch.device("meta"), no_init_weights(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model: Any = architecture.make(ATTENTION)
             model.tie_weights()
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, LookupError, ImportError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise ValueError(f"transformers cannot make a model of it: {reason}") from error
+        law = "transformers cannot make a model of it"
+        raise ValueError(f"{law}: {reason}; a key of the config has what its code does not know") from error
     finally:
         torch.set_default_dtype(before)
     made: nn.Module = model.train()

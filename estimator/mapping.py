@@ -13,12 +13,13 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["from_mapping", "nearest", "shown"]
+__all__ = ["from_mapping", "nearest", "shown", "told_kind"]
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 80
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+FORMS = TYPE_NAMES | {type(None): "null", list: "a list", dict: "a mapping"}  # of what a YAML or JSON file holds
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], prefix: str = "") -> T:
@@ -68,6 +69,15 @@ def _convert(key: str, value: object, hint: type[Any]) -> object:
 def shown(value: object) -> str:
     """`repr`, cut: an alias may stand for a thousand million values."""
     return _SHORT.repr(value)
+
+
+def told_kind(value: object) -> str:
+    """What a file holds, in its own words.
+
+    >>> told_kind(None), told_kind([1]), told_kind("x")
+    ('null', 'a list', 'text')
+    """
+    return FORMS.get(type(value), f"a {type(value).__name__}")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

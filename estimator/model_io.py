@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from estimator.graph_file import is_graph_text, read_graph
-from estimator.mapping import nearest, shown
+from estimator.mapping import nearest, shown, told_kind
 from estimator.model import ModelSpec
 from estimator.ops_file import is_ops_text
 
@@ -21,6 +21,9 @@ __all__ = ["load_model", "model_from_mapping", "model_names"]
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NOT_FIELDS = frozenset({"source"})  # allowed in a model file, not part of the spec
+HF_KEYS = frozenset({"architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "text_config"})
+"""Keys that a Hugging Face config.json has, with or without the model_type that it needs, and no model file of ours."""
+FORMS_OF_MODELS = "give a model file (spaces/models), a Hugging Face config.json or a captured graph"
 
 
 def model_names(folders: Sequence[Path]) -> list[str]:
@@ -60,16 +63,16 @@ def _read(path: Path) -> ModelSpec:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: must be YAML or JSON text ({reason})") from error
-    if isinstance(content, dict) and "model_type" in content:
+        raise ValueError(f"{path}: must be YAML or JSON text ({reason}); {FORMS_OF_MODELS}") from error
+    if isinstance(content, dict) and ("model_type" in content or not HF_KEYS.isdisjoint(content)):
         return ModelSpec.from_hf_config(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold the fields of a model, but got {type(content).__name__}")
+        held = told_kind(content) if text.strip() else "nothing: the file is empty"
+        raise ValueError(f"{path}: must hold the fields of a model, but got {held}; {FORMS_OF_MODELS}")
     try:
         return model_from_mapping(content)
     except ValueError as error:
-        hint = "; a Hugging Face config.json needs a model_type" if path.suffix == ".json" else ""
-        raise ValueError(f"{path}: {error}{hint}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def model_from_mapping(mapping: Mapping[str, Any]) -> ModelSpec:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from estimator.mapping import shown, told_kind
 from results.files import append_line, as_user_error, dump_json, read_lines, write_bytes
 from results.schema import (
     FRONT_FIELDS,
@@ -332,7 +333,7 @@ def _hash(content: bytes) -> str:
 
 def _check_manifest(file: Path, manifest: object) -> None:
     if not isinstance(manifest, dict):
-        raise ValueError(f"{file}: must be a JSON object, but got {type(manifest).__name__}")
+        raise ValueError(f"{file}: must be a JSON object, but got {told_kind(manifest)}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         found = manifest.get("schema_version")
         raise ValueError(f"{file}: schema version must be {SCHEMA_VERSION}, but the run has {found!r}")
@@ -340,9 +341,9 @@ def _check_manifest(file: Path, manifest: object) -> None:
         raise ValueError(f"{file}: every run states {missing[0]!r}, but this one does not")
     if manifest["state"] not in STATES:
         raise ValueError(f"{file}: state must be one of {list(STATES)}, but got {manifest['state']!r}")
-    for key, kind in (("name", str), ("created", str), ("counts", dict), ("seconds", dict), ("events", list)):
-        if not isinstance(manifest[key], kind):
-            raise ValueError(f"{file}: {key} must be a {kind.__name__}, but got {manifest[key]!r}")
+    for key, empty in (("name", ""), ("created", ""), ("counts", {}), ("seconds", {}), ("events", [])):
+        if not isinstance(manifest[key], type(empty)):
+            raise ValueError(f"{file}: {key} must be {told_kind(empty)}, but got {shown(manifest[key])}")
     for key in ("counts", "seconds"):
         for name, value in manifest[key].items():
             if name not in _NOT_NUMBERS and not isinstance(value, int | float | None):

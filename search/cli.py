@@ -75,7 +75,9 @@ def _run(words: Sequence[str]) -> int:
     if not words:
         parser.print_help()
         return 0
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}; see `{args.prog} --help`")
     if entry_points(group="trainspace.cost_backends"):  # of other packages; most machines have none
         importlib.import_module("search.backends").load_backends()  # before any module has its own chain of them
     command = importlib.import_module(f"search.commands.{args.module}")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from estimator.hf_config import deepseek, hybrid, layer_norm, llama
-from estimator.hf_config.reader import Reader, shown
+from estimator.hf_config.reader import Reader
 from estimator.hf_config.shape import Fields
+from estimator.mapping import shown, told_kind
 
 __all__ = ["ARCHITECTURES", "read_hf_config"]
 
@@ -48,6 +49,8 @@ def read_hf_config(source: Mapping[str, Any] | str | Path) -> Fields:
     if isinstance(source, Mapping):
         return _translate(source)
     path = Path(source)
+    if os.path.isdir(path) and not os.path.isfile(path / "config.json"):
+        raise ValueError("a folder of a model holds a config.json, but this has none; give the file")
     path = path / "config.json" if os.path.isdir(path) else path  # not path.is_dir(), which raises on a name too long
     return _translate(_load(path)) | {"name": _name_of(path)}
 
@@ -60,7 +63,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it must be JSON text ({error})") from error
     if not isinstance(config, dict):
-        raise ValueError(f"it must hold a JSON object, but got {type(config).__name__}")
+        raise ValueError(f"it must hold a JSON object, but got {told_kind(config)}; give a config.json")
     return config
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from reprlib import Repr
 from typing import Any
 
-__all__ = ["MAX_LAYERS", "Reader", "shown"]
+from estimator.mapping import shown
+
+__all__ = ["MAX_LAYERS", "Reader"]
 
 MAX_LAYERS = 10**5  # as many as a model may have; a list is made of them before the model sees their number
 
@@ -41,14 +42,6 @@ OFF: tuple[object, ...] = (None, False, 0, {})
 MUST_BE_OFF = (
     "add_cross_attention", "is_encoder_decoder", "cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads",
 )  # fmt: skip
-
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 80
-
-
-def shown(value: object) -> str:
-    """`repr`, cut: a config may hold anything."""
-    return _SHORT.repr(value)
 
 
 @dataclass(slots=True)
@@ -111,7 +104,7 @@ class Reader:
         """An integer from `least` to `most`."""
         value = self.integer(key, default)
         if not least <= value <= most:
-            raise ValueError(f"{key} must be from {least} to {most}, but got {shown(value)}")
+            raise ValueError(f"{key} must be from {least} to {most}, but got {shown(value)}; give the model's own")
         return value
 
     def places(self, key: str, num_layers: int) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from estimator.hf_config.reader import MAX_LAYERS, Reader
+from estimator.parts import MAX_SIZE
 
 __all__ = ["Fields", "Layer", "arrange", "head_dim", "layer_windows", "num_layers_of", "sizes", "sparse_layers",
            "windowed"]  # fmt: skip
@@ -24,15 +25,15 @@ def num_layers_of(reader: Reader) -> int:
 
 def sizes(reader: Reader, *, ffn: str = "intermediate_size", tied: bool = False, absent_is_mha: bool = False) -> Fields:
     """Sizes under their common keys; `tied` and `absent_is_mha` are what the class takes where the file is silent."""
-    num_heads = reader.integer("num_attention_heads")
+    num_heads = reader.within("num_attention_heads", 1, MAX_SIZE)
     kv_heads = reader.integer if absent_is_mha else reader.nullable
     return {
         "num_layers": num_layers_of(reader),
-        "hidden": reader.integer("hidden_size"),
-        "ffn": reader.integer(ffn),
+        "hidden": reader.within("hidden_size", 1, MAX_SIZE),
+        "ffn": reader.within(ffn, 1, MAX_SIZE),
         "num_heads": num_heads,
         "num_kv_heads": kv_heads("num_key_value_heads", num_heads),
-        "vocab": reader.integer("vocab_size"),
+        "vocab": reader.within("vocab_size", 1, MAX_SIZE),
         "tied_embeddings": reader.boolean("tie_word_embeddings", tied),
     }
 
@@ -41,7 +42,7 @@ def head_dim(reader: Reader) -> int:
     """As given, or the hidden size over the heads."""
     if reader.raw("head_dim") is not None:
         return reader.integer("head_dim")
-    hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    hidden, num_heads = reader.within("hidden_size", 1, MAX_SIZE), reader.integer("num_attention_heads")
     if num_heads < 1 or hidden % num_heads:
         raise ValueError(
             f"hidden_size ({hidden}) must be divisible by num_attention_heads ({num_heads}); or give head_dim"

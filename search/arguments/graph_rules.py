@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from search.arguments.parser import Commands, add_set, positive, whole
+from search.arguments.parser import Commands, add_set, positive, tokens, whole
 
 __all__ = ["add"]
 
@@ -58,7 +58,7 @@ def add(group: Commands) -> None:
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seq", type=positive, metavar="N", help="of a model: tokens (default 4096)")
+    parser.add_argument("--seq", type=tokens, metavar="N", help="of a model: tokens (default 4096)")
     parser.add_argument("--precision", metavar="RECIPE", help="of a model: default bf16")
     parser.add_argument("--chip", metavar="NAME", help="of a model: default h100-80g-sxm")
     parser.add_argument("--reference", metavar="NAME", help="of a configuration: the named point of its file")

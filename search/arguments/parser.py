@@ -6,11 +6,18 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-__all__ = ["Commands", "Parser", "add_set", "number_such_as", "positive", "whole"]
+__all__ = ["Commands", "Parser", "add_set", "number_such_as", "positive", "tokens", "whole"]
+
+MOST_TOKENS = 10**9  # of a sequence, as in a space
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage: a mistake takes one line here."""
+    """Raises instead of printing its usage: a mistake takes one line here.
+
+    `forms`, of commands: options that say in which form an answer comes, of which one may be given.
+    """
+
+    forms: Any
 
     def error(self, message: str) -> NoReturn:
         """Law and offence are argparse's; the remedy is the help."""
@@ -32,8 +39,9 @@ class Commands:
             epilog=f"example: {example}" if example else None,
             allow_abbrev=False,
         )
-        parser.set_defaults(module=module, function=function)
-        parser.add_argument("--json", action="store_true", help="plain JSON, SI units in the key names")
+        parser.set_defaults(module=module, function=function, prog=parser.prog)
+        parser.forms = parser.add_mutually_exclusive_group()
+        parser.forms.add_argument("--json", action="store_true", help="plain JSON, SI units in the key names")
         parser.add_argument("-o", dest="output", metavar="FILE", help="write there instead of to standard output")
         parser.add_argument(
             "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error came from"
@@ -50,6 +58,13 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, but got {text!r}")
+    return int(text)
+
+
+def tokens(text: str) -> int:
+    """The length of a sequence: a whole number from 1 to MOST_TOKENS."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MOST_TOKENS}, but got {text[:80]!r}")
     return int(text)
 
 

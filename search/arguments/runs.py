@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
     show.add_argument("--exact", metavar="RUN", help="of a sampled run: hypervolume against this run's front")
     show.add_argument("--by", metavar="COLUMN", help="order by one column, best first")
     show.add_argument("--where", metavar="EXPR", help="rows for which an expression over the columns holds")
-    show.add_argument("--csv", action="store_true", help="every column as CSV")
+    show.forms.add_argument("--csv", action="store_true", help="every column as CSV")
     show.add_argument(
         "--tables", choices=("front", "reference", "trials", "replays"), default="front", help="which rows"
     )

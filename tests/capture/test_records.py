@@ -143,9 +143,19 @@ def test_without_the_extra_one_line_says_what_to_install(folder, monkeypatch):
         capture_model(config_file(folder, "llama"))
 
 
+def test_what_transformers_doubts_it_keeps_to_itself_and_the_refusal_is_one_line(tmp_path, capfd):
+    config = FAMILIES["llama"][0] | {"rope_scaling": {"rope_type": "nonsense", "type": "nonsense"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="cannot make a model of it: .*; a key of the config has what its code does"):
+        capture_model(tmp_path / "config.json")
+    assert capfd.readouterr().err == ""
+
+
 HOSTILE = {
     "truncated": ('{"model_type": "llama", ', "must be JSON text"),
-    "a list": ("[1]", "must hold a JSON object"),
+    "a list": ("[1]", "must hold a JSON object, but got a list; give a Hugging Face config.json"),
+    "null": ("null", "must hold a JSON object, but got null; give a Hugging Face config.json"),
+    "nothing": ("", "must be JSON text, but is empty; give a Hugging Face config.json"),
     "no model_type": ('{"hidden_size": 8}', "model_type must be a text"),
     "an unknown model_type": ('{"model_type": "boat"}', "knows neither model_type 'boat'"),
     "no layers": (json.dumps(FAMILIES["llama"][0] | {"num_hidden_layers": 0}), "num_hidden_layers must be a whole"),

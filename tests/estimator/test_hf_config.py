@@ -279,7 +279,7 @@ def test_it_refuses_an_unknown_architecture_by_its_model_type(model_type: object
         (LLAMA, {"num_hidden_layers": 10**9}, "num_hidden_layers must be from 1 to 100000"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (LLAMA, {"num_attention_heads": 6}, "hidden_size \\(64\\) must be divisible by num_attention_heads \\(6\\)"),
-        (LLAMA, {"num_attention_heads": 0}, "must be divisible by num_attention_heads \\(0\\)"),
+        (LLAMA, {"num_attention_heads": 0}, "num_attention_heads must be from 1 to 1000000000, but got 0"),
         (LLAMA, {"num_key_value_heads": 3}, "num_heads \\(4\\) must be divisible by num_kv_heads \\(3\\)"),
         (LLAMA, {"model_type": "mistral"}, "sliding_window is absent, which means 4096"),
         (MIXTRAL, {"sliding_window": 0}, "sliding_window must be from 1"),
@@ -382,13 +382,30 @@ def test_a_folder_is_read_through_its_config_json_and_names_the_model(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "must be JSON text"), ("[1]", "must hold a JSON object"), ("\xff", "must be JSON text")]
+    ("text", "message"),
+    [
+        ("{", "must be JSON text"),
+        ("[1]", "must hold a JSON object, but got a list"),
+        ("null", "must hold a JSON object, but got null"),
+        ("\xff", "must be JSON text"),
+    ],
 )
 def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=f"^{path}: it {message}[^\n]*$"):
         ModelSpec.from_hf_config(path)
+
+
+def test_a_size_is_refused_by_the_name_that_the_file_gives_it() -> None:
+    for key in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"):
+        with pytest.raises(ValueError, match=f"^{key} must be from 1 to 1000000000, but got -8; give the model's own"):
+            ModelSpec.from_hf_config(LLAMA | {key: -8})
+
+
+def test_a_folder_without_a_config_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{tmp_path}: a folder of a model holds a config.json, but this has none"):
+        ModelSpec.from_hf_config(tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

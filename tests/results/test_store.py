@@ -324,7 +324,7 @@ def test_what_is_not_a_whole_run_is_refused_in_one_line(run, tmp_path):
         ("[]", "must be a JSON object"),
         (json.dumps(good | {"schema_version": 99}), "schema version must be 1, but the run has 99"),
         (json.dumps(good | {"state": "asleep"}), "state must be one of"),
-        (json.dumps(good | {"counts": 3}), "counts must be a dict"),
+        (json.dumps(good | {"counts": 3}), "counts must be a mapping, but got 3"),
         (json.dumps({k: v for k, v in good.items() if k != "seconds"}), "'seconds'"),
     ]:
         manifest.write_text(text)

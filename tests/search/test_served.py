@@ -257,6 +257,14 @@ def test_beyond_what_the_model_was_made_for_a_notice_is_told(search, tmp_path, f
     assert parse_served(own.resolved_yaml()) == own
 
 
+@pytest.mark.parametrize("told", [0, -1, "'long'"])
+def test_a_model_is_made_for_one_token_at_least(search, tmp_path, told):
+    (tmp_path / "point.yaml").write_text(POINT.replace("output: 16", f"output: 16, max_context: {told}"))
+    said = search("infer", "point.yaml")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "workload.max_context" in said.err
+
+
 RULE = "{name: mine, about: norms that stream twice, op: {kind: norm}, change: {op: {passes: 2}}, phases: [decode]}"
 
 
