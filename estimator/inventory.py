@@ -17,7 +17,7 @@ import numpy as np
 from estimator.cost.price import price
 from estimator.cost.work import work, written_bytes
 from estimator.graph import Block, BlockKind, OpGraph
-from estimator.op import Array, Op, OpKind, Phase
+from estimator.op import Array, Op, OpKind, Phase, Traffic
 from estimator.part import Part, part_of
 from estimator.precision import PrecisionRecipe, Role, apart
 from hardware.chip import ChipSpec
@@ -111,7 +111,8 @@ def scope_of(kind: BlockKind, name: str) -> tuple[str, ...]:
 def amounts(op: Op, block: Block, recipe: PrecisionRecipe) -> Mapping[str, Array]:
     """FLOPs and bytes of an op; of a recipe with sensitive layers, the mean over layers."""
     if op.kind is OpKind.COLLECTIVE:
-        return {"flops": 0.0, "read_bytes": 0.0, "written_bytes": 0.0, "link_bytes": op.payload}
+        sent = 0.0 if op.collective is Traffic.COPY else op.payload
+        return {"flops": 0.0, "read_bytes": 0.0, "written_bytes": 0.0, "link_bytes": sent}
     if recipe.sensitive and op.role is Role.LINEAR_INPUT:
         narrow, wide = (amounts(op, block, r) for r in apart(recipe))
         return {name: (1.0 - recipe.sensitive) * narrow[name] + recipe.sensitive * wide[name] for name in narrow}

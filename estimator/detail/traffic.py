@@ -17,7 +17,8 @@ from estimator.cost.collective import (
     tier_loads,
 )
 from estimator.cost.overlap import SLOWDOWN, Side, side
-from estimator.op import Group, Op, Traffic
+from estimator.groups import size_and_stride
+from estimator.op import Op, Traffic
 from estimator.strategy import Strategy
 from estimator.tables import NET_SIZES, gradient_groups, group_costs, replica_group, twin_groups
 from hardware.system import SystemSpec
@@ -43,9 +44,7 @@ def transfer_of(op: Op, s: Strategy, system: SystemSpec, pieces: int = 1) -> Tra
     assert op.group is not None
     if op.collective is Traffic.COPY:
         return Transfer(0.0, np.zeros(system.num_tiers), 0.0)
-    size, stride = {
-        Group.TP: (s.tp, 1.0), Group.CP: (s.cp, s.tp), Group.ETP: (s.etp, 1.0), Group.EP: (s.ep, s.etp),
-    }[op.group]  # fmt: skip
+    size, stride = size_and_stride(op.group, s)
     cost = collective(
         op.collective, system, float(size), float(stride), fanout=op.fanout, max_domains=op.max_domains
     )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from estimator.cost.work import work
 from estimator.graph import OpGraph
+from estimator.groups import between_ranks
+from estimator.inventory import amounts
 from estimator.op import OpKind
 from estimator.passes import PASSES, Lowering, Pass, run_to
 from hardware.units import format_bytes, format_count
@@ -53,17 +54,18 @@ def _amounts(graph: OpGraph, by: Lowering) -> Amounts:
     """Of all layers, each as often as the model runs it."""
     ops = collectives = 0
     flops = moved = sent = 0.0
+    graph = between_ranks(graph, by.strategy)
     for kind in graph.kinds:
         block, times = graph.blocks[kind], graph.sequence.count(kind)
         for op in block.ops:
             ops += times
             if op.kind is OpKind.COLLECTIVE:
                 collectives += times
-                sent += times * float(np.asarray(op.payload).reshape(-1)[0])
-                continue
-            amount = work(op, block, by.recipe)
-            flops += times * float(np.asarray(amount.flops).reshape(-1)[0])
-            moved += times * float(np.asarray(amount.nbytes).reshape(-1)[0])
+            found = amounts(op, block, by.recipe)
+            told = {name: times * float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
+            sent += told["link_bytes"]
+            flops += told["flops"]
+            moved += told["read_bytes"] + told["written_bytes"]
     return Amounts(ops=ops, collectives=collectives, flops=flops, hbm_bytes=moved, link_bytes=sent)
 
 
