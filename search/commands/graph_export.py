@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from estimator.graph_file import graph_text
-from estimator.op import Phase
 from estimator.ops_file import OpsFile, ops_text
 from estimator.part import part_names
 from results.files import as_user_error, write_bytes
 from results.graph_export import GraphView
 from results.report import csv_text
-from search.commands.answer import answer, check_writable, tell, write
+from search.commands.answer import answer, check_writable, write
 from search.commands.graph_subject import GraphSubject, read_subject
 
 __all__ = ["run"]
-
-FORWARD_ALONE = ("dot", "onnx")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,9 +29,6 @@ def run(args: argparse.Namespace) -> int:
         if Path(args.output).exists() and not args.force:
             raise ValueError(f"{args.output}: exists already; give another file, or --force to replace it")
     subject = read_subject(args, args.config)
-    left = sum(entry.times for entry in subject.entries if entry.op.phase is not Phase.FORWARD)
-    if args.to in FORWARD_ALONE and left:
-        tell(f"search: {args.to} has the forward operations; {left:,} of gradients and recompute are left out")
     if args.output is None:
         write(args, TEXTS[args.to](subject))
         return 0

@@ -23,6 +23,7 @@ from estimator.model_io import load_model
 from estimator.op import OpKind, Phase
 from estimator.part import Part, part_names
 from estimator.passes import lower, recompute
+from estimator.passes.differentiate import differentiate
 from estimator.precision import recipe
 from estimator.strategy import Fusion, Recompute, Strategy
 from hardware.catalog import chip
@@ -68,29 +69,73 @@ MAKERS = (logical, of_a_rank)
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_is_checked_and_has_every_forward_op_with_its_attributes(name, make):
+def test_onnx_is_checked_and_has_every_op_of_every_phase_with_its_attributes(name, make):
     view = make(name)
     content = onnx_bytes(view)
     assert content == onnx_bytes(view)
     model = onnx.load(io.BytesIO(content))
     onnx.checker.check_model(model, full_check=True)
-    assert [node.op_type for node in model.graph.node] == [kind.value for kind in view.graph.sequence]
-    told = {function.name: {node.name: node for node in function.node} for function in model.functions}
-    forward = [entry for entry in view.entries if entry.op.phase is Phase.FORWARD]
-    assert sum(len(nodes) for nodes in told.values()) == len(forward)
-    for entry in forward:
-        node = told[entry.block.kind.value][entry.op.name]
+    calls = [node.op_type for node in model.graph.node if node.op_type != "Sum"]
+    ahead = [kind.value for kind in view.graph.sequence]
+    learns = any(entry.op.phase is not Phase.FORWARD for entry in view.entries)
+    assert calls == ahead + [f"{kind}.backward" for kind in reversed(ahead) if learns]
+    told = {}
+    for function in model.functions:
+        kind = function.name.removesuffix(".backward")
+        told |= {(kind, node.name): node for node in function.node if node.op_type != "Sum"}
+    assert len(told) == len(view.entries)
+    for entry in view.entries:
+        phase = entry.op.phase
+        node = told[entry.block.kind.value, entry.op.name + (".recompute" if phase is Phase.RECOMPUTE else "")]
         said = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert said["phase"].decode() == phase.value
         assert said["flops"] == round(entry.flops)
         assert said["read_bytes"] == round(entry.read_bytes)
         assert said["part"].decode() == entry.part.value
         assert said["scope"].decode() == "/".join(entry.scope)
         assert list(said.get("axes", [])) == [dim.axis.value.encode() for dim in entry.op.dims]
         assert said["seconds"] == pytest.approx(entry.seconds, rel=1e-6)  # float32
-        if entry.op.kind is not OpKind.COLLECTIVE:
+        if entry.op.kind is not OpKind.COLLECTIVE and phase is Phase.FORWARD:
             assert list(node.input) == [*entry.op.inputs, *(w.name for w in entry.op.weights)]
-    left = {prop.key: prop.value for prop in model.metadata_props}["ops_of_gradients_left_out"]
-    assert int(left) == sum(entry.times for entry in view.entries if entry.op.phase is not Phase.FORWARD)
+    phases = {prop.key: prop.value for prop in model.metadata_props}["phases"].split(", ")
+    assert set(phases) == {entry.op.phase.value for entry in view.entries}
+
+
+def with_gradients(name="llama3_8b"):
+    graph = differentiate(build(load_model(name, [spaces.MODELS]), 4096))
+    return GraphView(name=name, told="one sequence", graph=graph, recipe=BF16, entries=inventory(graph, BF16))
+
+
+def test_onnx_gives_a_gradient_of_every_weight_of_the_model():
+    model = onnx.load(io.BytesIO(onnx_bytes(with_gradients())))
+    weights = {given.name: given for given in model.graph.input if given.name.endswith("weight")}
+    gradients = {made.name: made for made in model.graph.output if made.name.endswith(".weight.grad")}
+    assert len(weights) == 2 * 1 + 32 * 9 + 1
+    short = {name.split(".", 1)[-1] if name.startswith(("head.", "embedding.")) else name: g.type
+             for name, g in gradients.items()}  # fmt: skip
+    assert {f"{name}.grad" for name in weights} == set(short)
+    assert all(short[f"{name}.grad"] == given.type for name, given in weights.items())
+
+
+def test_gradients_of_onnx_are_chained_from_the_loss_to_the_first_block():
+    model = onnx.load(io.BytesIO(onnx_bytes(with_gradients())))
+    assert [given.name for given in model.graph.input if ".grad" in given.name] == ["head.loss.out.grad"]
+    back = [node for node in model.graph.node if node.op_type.endswith(".backward")]
+    assert len(back) == 34
+    for before, after in zip(back, back[1:], strict=False):
+        assert before.output[-1] in after.input
+    forward = {name for node in model.graph.node if not node.op_type.endswith(".backward") for name in node.output}
+    assert all(forward & set(node.input) for node in back[:-1])  # what forward kept
+
+
+def test_a_gradient_sums_what_all_readers_send_back():
+    (dense,) = [f for f in onnx.load(io.BytesIO(onnx_bytes(with_gradients()))).functions if f.name == "dense.backward"]
+    nodes = {node.name: node for node in dense.node}
+    block = with_gradients().graph.blocks[BlockKind.DENSE]
+    readers = [op.name for op in block.of_phase(Phase.FORWARD) if "input_norm.out" in op.inputs]
+    shares = {name for r in readers for name in nodes[f"{r}.grad"].output if name.startswith("input_norm.out.grad")}
+    assert len(readers) == len(shares) == 3  # queries, keys and values
+    assert shares < set(nodes["input_norm.grad"].input)
 
 
 def test_onnx_has_every_weight_of_the_model_as_an_input():
@@ -112,7 +157,7 @@ def test_layers_of_onnx_are_chained():
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_dot_parses_and_has_a_box_per_forward_op_in_the_colour_of_its_part(make):
+def test_dot_parses_and_has_a_box_per_op_in_the_colour_of_its_part(make):
     view = make()
     graph = parsed(dot_text(view))
     clusters = {c.get_label().strip('"').split(",")[0]: c for c in graph.get_subgraphs()}
@@ -122,6 +167,12 @@ def test_dot_parses_and_has_a_box_per_forward_op_in_the_colour_of_its_part(make)
         boxes = [node for node in clusters[kind.value].get_nodes() if node.get("shape") != "ellipse"]
         assert [box.get_label().strip('"').split("\\n")[0] for box in boxes] == [e.op.name for e in forward]
         assert [box.get("fillcolor").strip('"') for box in boxes] == [PART_COLOURS[e.part] for e in forward]
+        others = [e for e in view.entries if e.block.kind is kind and e.op.phase is not Phase.FORWARD]
+        inner = clusters[kind.value].get_subgraphs()
+        assert len(inner) == bool(others)
+        boxes = [node for c in inner for node in c.get_nodes() if node.get("shape") != "ellipse"]
+        assert [box.get_label().strip('"').split("\\n")[0] for box in boxes] == [e.op.name for e in others]
+        assert all(e.op.phase.value in box.get_label() for e, box in zip(others, boxes, strict=True))
 
 
 def test_arrows_of_dot_are_the_tensors_between_ops():
