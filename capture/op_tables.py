@@ -20,7 +20,7 @@ import numpy as np
 
 from hardware.units import US
 
-__all__ = ["Kind", "OpTable", "read_table"]
+__all__ = ["Kind", "OpTable", "read_table", "table_of"]
 
 MOST_FAULTS = 0.1  # share of rows that may be left out; with more, the file holds something else. An assumption
 TOLD_FAULTS = 5  # of a file, by name
@@ -95,6 +95,11 @@ def read_table(path: Path) -> OpTable:
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error}); give a table of operators") from error
+    return table_of(path, header, rows)
+
+
+def table_of(path: Path, header: Sequence[str], rows: list[tuple[int, list[str]]]) -> OpTable:
+    """The operators of a file's rows, each with its line, under that header."""
     kind, columns = _columns(path, header)
     if not rows:
         raise ValueError(f"{path}: a table of operators has rows, but got none below its header; measure something")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hardware._errors import reject
 from hardware.dtype import DType
+from hardware.op_times import OpTimes
 from hardware.site import LARGEST
 
 __all__ = ["ChipSpec"]
@@ -58,6 +59,7 @@ class ChipSpec:
         sources: where each field comes from, with its date.
         assumptions: the fields that are assumed rather than published or measured, and why.
         measured: the fields that rest on measured operators of this very chip; formats as `gemm_efficiency.bf16`.
+        times: measured operators by themselves, which prices look up before they work anything out.
     """
 
     name: str
@@ -92,6 +94,7 @@ class ChipSpec:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    times: OpTimes | None = None
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

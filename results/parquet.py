@@ -18,7 +18,7 @@ from results.files import write_bytes
 from results.schema import SCHEMA_VERSION, Field, Plain
 from results.table import Table
 
-__all__ = ["read_table", "write_table"]
+__all__ = ["read_table", "read_texts", "write_table"]
 
 _VERSION_KEY = b"schema_version"
 
@@ -31,6 +31,17 @@ def write_table(path: Path, table: Table, fields: tuple[Field, ...], metadata: M
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
     write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_texts(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Names and cells, as text, of a Parquet file that others wrote; ValueError where it is none."""
+    try:
+        arrow = pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False).read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        cause = str(error).splitlines()[0]
+        raise ValueError(f"{path}: not a whole Parquet file ({cause}); give another") from error
+    cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in arrow.columns]
+    return list(arrow.schema.names), cells
 
 
 def read_table(path: Path, fields: tuple[Field, ...]) -> Table:

@@ -28,7 +28,8 @@ from search.expression import SERVED_TEXTS, Expression
 from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.objective import MAX_OBJECTIVES, Objective
 from search.plain import plain
-from search.space import DIRECTIONS, NAME, overridden, read_model, read_name, read_space, read_systems
+from search.space import DIRECTIONS, NAME, overridden, read_model, read_name, read_space
+from search.systems import read_systems
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document
 from search.yaml_text import yaml_text
 
@@ -179,7 +180,7 @@ class ServedSpace:
         return yaml_text(own | {
             "name": self.name, "model": plain(self.model), "system": systems[0] if len(systems) == 1 else systems,
             "workload": {"phase": self.phase.value, "batch": batches[0] if len(batches) == 1 else batches,
-                         "context": self.context, "output": self.output, "max_context": self.max_context},
+                         "context": self.context, "output": self.output, "max_context": self.max_context or None},
             "strategy": {axis.name: _written(axis, self.axes[axis.name]) for axis in SERVED_AXES},
             "objectives": {o.column: "minimise" if o.minimise else "maximise" for o in self.objectives},
             "constraints": [constraint.text for constraint in self.constraints],
@@ -278,7 +279,7 @@ def _requests(document: Document) -> tuple[ServingPhase, tuple[int, ...], int, i
     context = whole(document, ("workload", "context"), given["context"], 1, MOST_TOKENS)
     output = whole(document, ("workload", "output"), given.get("output", 1), 1, MOST_TOKENS)
     told = given.get("max_context")
-    max_context = None if told is None else whole(document, ("workload", "max_context"), told, 0, MOST_TOKENS)
+    max_context = None if told is None else whole(document, ("workload", "max_context"), told, 1, MOST_TOKENS)
     return phase, tuple(int(b) for b in batches if isinstance(b, int)), context, output, max_context
 
 

@@ -24,20 +24,19 @@ from estimator.model_io import load_model, model_from_mapping
 from estimator.result import COLUMNS, column
 from estimator.strategy import OwnFusion, Strategy
 from estimator.workload import Workload
-from hardware.catalog import cluster, system_from_mapping
 from hardware.system import SystemSpec
 from search.axes import OPEN, axis_values, member, read_axes, read_strategy, strategy_of, whole, write_axes
 from search.expression import BAND_IS_TOLD, BAND_NAMES
 from search.fusion_rules import read_fusion_rules, write_fusion_rules
 from search.layout import layers_of
 from search.objective import MAX_OBJECTIVES, Constraint, Objective
-from search.plain import from_plain, plain
+from search.plain import plain
+from search.systems import beside, read_systems, refused
 from search.yaml_lines import Document, Key, Plain, SpaceError, parse_document, read_document
 from search.yaml_text import yaml_text
 
 __all__ = ["ANSWERS", "Keep", "Sampler", "SearchOptions", "Space", "SpaceError", "load_space", "overridden",
-           "parse_space", "read_model", "read_name", "read_space", "read_systems", "refuse_requests",
-           "shipped_spaces"]  # fmt: skip
+           "parse_space", "read_model", "read_name", "read_space", "refuse_requests", "shipped_spaces"]  # fmt: skip
 
 KEYS = (
     "name", "model", "capture", "system", "workload", "strategy", "objectives", "constraints", "search", "reference",
@@ -48,8 +47,6 @@ DIRECTIONS = {
     "minimise": True, "minimize": True, "min": True, "lower": True,
     "maximise": False, "maximize": False, "max": False, "higher": False,
 }  # fmt: skip
-MAX_SYSTEMS = 1_000
-MAX_CHIPS = 10**7
 MAX_TOKENS = 10**9  # of a sequence, and sequences of a batch
 
 
@@ -270,7 +267,7 @@ def read_model(document: Document, folder: Path, phases: Sequence[str] = ("train
             return model_from_mapping(value)
         if isinstance(value, str):
             known = os.path.exists(spaces.MODELS / f"{value}.yaml")  # Path.exists raises on a name too long
-            model = load_model(value if known else str(_beside(folder, value) or value), [spaces.MODELS])
+            model = load_model(value if known else str(beside(folder, value) or value), [spaces.MODELS])
             if isinstance(model, CapturedModel) and model.captured.phase not in phases:
                 law = f"is a graph of phase {model.captured.phase}"
                 raise document.error(key, law, value, f"one that was captured with --phase {phases[0]}")
@@ -278,18 +275,8 @@ def read_model(document: Document, folder: Path, phases: Sequence[str] = ("train
     except SpaceError:
         raise
     except ValueError as error:
-        raise _refused(document, key, error) from None
+        raise refused(document, key, error) from None
     raise document.error(key, "must be a name, a path or a mapping", value, "a name of search catalog models")
-
-
-def _beside(folder: Path, name: str) -> Path | None:
-    """What a name means beside a space, written without detours such as `spaces/../`; None where nothing is there."""
-    joined = folder / name
-    if not os.path.exists(joined):
-        return None
-    plain = os.path.normpath(joined)
-    is_same = os.path.exists(plain) and os.path.samefile(plain, joined)  # not where a folder on the way is a link
-    return Path(plain) if is_same else joined
 
 
 def _is_captured(document: Document) -> bool:
@@ -306,83 +293,9 @@ def _captured(document: Document, folder: Path, phase: str) -> CapturedModel:
     if not isinstance(value, str):
         raise document.error(("model",), "must be the path of a config.json beside capture: true", value)
     try:
-        return capture_model(_beside(folder, value) or value, phase=phase)
+        return capture_model(beside(folder, value) or value, phase=phase)
     except ValueError as error:
-        raise _refused(document, ("model",), error) from None
-
-
-def read_systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:
-    """Every system that is searched."""
-    document = _with_files(document, folder)
-    value = document.get(("system",))
-    if value == []:
-        raise document.error(("system",), "a list must not be empty", value, "at least one system")
-    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
-    systems = [system for key in keys for system in _some_systems(document, key)]
-    if len(systems) > MAX_SYSTEMS:
-        raise document.error(("system",), f"a space must have at most {MAX_SYSTEMS} systems", len(systems))
-    return tuple(s for i, s in enumerate(systems) if s not in systems[:i])
-
-
-def _with_files(document: Document, folder: Path) -> Document:
-    """The document with systems that are files replaced by what these hold: FILE.yaml, or {file: FILE.yaml, ...}."""
-    value = document.get(("system",))
-    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
-    for key in keys:
-        given = document.get(key)
-        changes = {k: v for k, v in given.items() if k != "file"} if isinstance(given, dict) else {}
-        name = given.get("file") if isinstance(given, dict) else given
-        if not isinstance(name, str) or not (isinstance(given, dict) or name.endswith((".yaml", ".yml"))):
-            continue
-        file = _beside(folder, name) or Path(name)
-        if not os.path.isfile(file):
-            raise document.error(key, "names a file that is not there", name, "a file that search calibrate -o wrote")
-        document = document.with_value(key, {**read_document(file).mapping(()), **changes}, document.place(key))
-    return document
-
-
-def _some_systems(document: Document, key: Key) -> list[SystemSpec]:
-    """One entry of `system`: a name, a description of hardware.catalog, or `{spec: every field}` of a resolved file."""
-    value = document.get(key)
-    try:
-        if isinstance(value, str):
-            return [cluster(value)]
-        if isinstance(value, dict) and value:
-            return [_one_system(document, key, value, number) for number in _chips(document, (*key, "num_chips"))]
-    except SpaceError:
-        raise
-    except ValueError as error:
-        raise _refused(document, key, error) from None
-    raise document.error(key, "must be a name or a mapping", value, "dgx_h100, {cluster: dgx_h100, num_chips: 512}")
-
-
-def _one_system(document: Document, key: Key, value: dict[str, Plain], num_chips: int | None) -> SystemSpec:
-    if "spec" in value:
-        system = from_plain(SystemSpec, document.mapping(key, ("spec",))["spec"], "spec")
-    else:
-        system = system_from_mapping(value if num_chips is None else {**value, "num_chips": num_chips})
-    if system.num_chips > MAX_CHIPS:  # of all segments together
-        raise document.error(key, f"must have at most {MAX_CHIPS} chips", system.num_chips, "fewer chips")
-    return system
-
-
-def _chips(document: Document, key: Key) -> list[int | None]:
-    value = document.get(key)
-    if value is None:
-        return [None]
-    if not isinstance(value, list):
-        return [whole(document, key, value, 1, MAX_CHIPS)]
-    if not 0 < len(value) <= MAX_SYSTEMS:
-        raise document.error(key, f"must have 1 to {MAX_SYSTEMS} values", len(value))
-    return [whole(document, (*key, i), item, 1, MAX_CHIPS) for i, item in enumerate(value)]
-
-
-def _refused(document: Document, key: Key, error: ValueError) -> SpaceError:
-    """What a builder refused, at the key its message starts with if the document has that."""
-    inner: Key = (*key, *str(error).split()[0].rstrip(":,").split("."))
-    known = inner in document.places
-    where = f"{document.place(inner if known else key)}: {'.'.join(map(str, key))}"
-    return SpaceError(f"{where}: {' '.join(str(error).split())}")
+        raise refused(document, ("model",), error) from None
 
 
 def _workload(document: Document, model: ModelSpec) -> Workload:

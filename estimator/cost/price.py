@@ -1,7 +1,9 @@
 """What one op costs on one chip: the chain of cost backends. Knows nothing of schedules or groups.
 
-Backends answer in order of priority: tile model (100), measured curves (30), roofline (0). Each price carries its
-source: `measured` where the curve behind it was fitted to measured operators of this chip and format, else who said so.
+Backends answer in order of priority: a table of measured operators that the chip brings (120), tile model (100),
+measured curves (30), roofline (0). Each price carries its source: `table` where a row of the table has it,
+`interpolated` between rows, `measured` where the curve behind it was fitted to measured operators of this chip and
+format, else who said so.
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from estimator.cost.curves import FLASH_TILE, attention_flops, tile_seconds
+from estimator.cost.lookup import Looked, MeasuredTable
 from estimator.cost.work import PRODUCTS, Work, work
 from estimator.graph import Block
 from estimator.op import Array, Op, OpKind, Phase, larger
@@ -34,7 +39,10 @@ class Confidence(Tag):
 
 
 class Price(NamedTuple):
-    """Seconds of one op (`[R]` or plain), what bounds it, who said so and how sure that is."""
+    """Seconds of one op (`[R]` or plain), what bounds it, who said so and how sure that is.
+
+    `looked`: 1 where a table of measured operators said so, 0 elsewhere; then `source` is that of the others.
+    """
 
     seconds: Array
     compute_s: Array
@@ -42,6 +50,7 @@ class Price(NamedTuple):
     work: Work
     source: str
     confidence: Confidence = Confidence.LOW
+    looked: Array = 0.0
 
 
 class Backend(Protocol):
@@ -143,7 +152,7 @@ def _formed(op: Op) -> float:
     return min(1.0 + FLASH_TILE / op.reach, 1.0 / op.visible)  # never more than without a window
 
 
-BACKENDS: list[Backend] = [TileModel(), MeasuredAttention(), Roofline()]
+BACKENDS: list[Backend | MeasuredTable] = [MeasuredTable(), TileModel(), MeasuredAttention(), Roofline()]
 
 
 def register(backend: Backend) -> None:
@@ -151,25 +160,39 @@ def register(backend: Backend) -> None:
     BACKENDS[:] = [known for known in BACKENDS if known.name != backend.name] + [backend]
 
 
-def by_priority(backends: Sequence[Backend]) -> tuple[Backend, ...]:
+def by_priority(backends: Sequence[Backend | MeasuredTable]) -> tuple[Backend | MeasuredTable, ...]:
     """The order in which backends are asked."""
     return tuple(sorted(backends, key=lambda b: -b.priority))
 
 
 def _mixed(narrow: Price, wide: Price, share: float) -> Price:
     """A product of which a share runs in the wider format."""
-    seconds, compute_s, memory_s, nbytes = (
+    seconds, compute_s, memory_s, nbytes, looked = (
         (1.0 - share) * a + share * b
         for a, b in (
             (narrow.seconds, wide.seconds), (narrow.compute_s, wide.compute_s), (narrow.memory_s, wide.memory_s),
-            (narrow.work.nbytes, wide.work.nbytes),
+            (narrow.work.nbytes, wide.work.nbytes), (narrow.looked, wide.looked),
         )
     )  # fmt: skip
     amount = narrow.work._replace(nbytes=nbytes)
-    return narrow._replace(seconds=seconds, compute_s=compute_s, memory_s=memory_s, work=amount)
+    return narrow._replace(seconds=seconds, compute_s=compute_s, memory_s=memory_s, work=amount, looked=looked)
 
 
-def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend] = ()) -> Price:
+def _looked_up(priced: Price, looked: Looked) -> Price:
+    """A price with the seconds that a table has, where it has any."""
+    has = 1.0 - np.isnan(looked.seconds)
+    if not np.any(has):
+        return priced
+    seconds = np.where(has, looked.seconds, priced.seconds) if np.size(has) > 1 else looked.seconds
+    if not np.all(has):
+        return priced._replace(seconds=seconds, looked=has)
+    source = "table" if np.all(looked.exact) else "interpolated"
+    return priced._replace(seconds=seconds, looked=has, source=source, confidence=Confidence.HIGH)
+
+
+def price(
+    op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backends: Sequence[Backend | MeasuredTable] = ()
+) -> Price:  # fmt: skip
     """Price of one op of `block`, from the first of `backends` (none given: by priority) that covers it.
 
     Where a recipe leaves a share of the linear layers in a wider format, the mean of both.
@@ -178,9 +201,18 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
     if recipe.sensitive and amount.matrix and op.role is Role.LINEAR_INPUT:
         narrow, wide = (price(op, block, chip, r, backends) for r in apart(recipe))
         return _mixed(narrow, wide, recipe.sensitive)
+    looked: Looked | None = None
     for backend in backends or by_priority(BACKENDS):  # a plain loop: called for every op of a price row
         if backend.covers(op, chip):
-            break
+            if not isinstance(backend, MeasuredTable):
+                break
+            looked = backend.look_up(op, block, amount, chip, recipe)
+    assert not isinstance(backend, MeasuredTable)
+    priced = _priced(backend, op, amount, chip, recipe)
+    return priced if looked is None else _looked_up(priced, looked)
+
+
+def _priced(backend: Backend, op: Op, amount: Work, chip: ChipSpec, recipe: PrecisionRecipe) -> Price:
     compute = backend.compute_seconds(op, amount, chip, recipe)
     moved = amount.nbytes if amount.matrix else amount.nbytes * MEMORY_TRAFFIC
     rate = chip.hbm_bytes_per_s * chip.hbm_efficiency
@@ -196,7 +228,7 @@ def price(op: Op, block: Block, chip: ChipSpec, recipe: PrecisionRecipe, backend
 
 def piece_seconds(
     op: Op, whole_s: Array, share: Array, block: Block, chip: ChipSpec, recipe: PrecisionRecipe,
-    backends: Sequence[Backend] = (),
+    backends: Sequence[Backend | MeasuredTable] = (),
 ) -> Array:  # fmt: skip
     """Of a GEMM that takes `whole_s`, a part that has a `share` of its rows, one of several on streams of their own.
 

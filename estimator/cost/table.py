@@ -16,9 +16,11 @@ import numpy as np
 
 from estimator.cost.collective import Linear, collective, outermost_load
 from estimator.cost.host import launch_seconds
+from estimator.cost.lookup import MeasuredTable
 from estimator.cost.overlap import Traffics, added_seconds, beside, cuts, pieces
 from estimator.cost.price import BACKENDS, Backend, Confidence, Price, by_priority, piece_seconds, price
 from estimator.graph import Block, BlockKind, OpGraph
+from estimator.groups import size_and_stride
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
 from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
 from estimator.passes import recompute
@@ -121,7 +123,7 @@ class PriceTable:
 
 def price_table(
     graph: OpGraph, strategy: Strategy, system: SystemSpec, recipe: PrecisionRecipe,
-    recomputes: tuple[Recompute, ...], backends: tuple[Backend, ...] = (),
+    recomputes: tuple[Recompute, ...], backends: tuple[Backend | MeasuredTable, ...] = (),
 ) -> PriceTable:  # fmt: skip
     """Price a lowered graph (passes.lower) whose sizes have `strategy.num_rows` rows."""
     rows, kinds = strategy.num_rows, graph.kinds
@@ -156,7 +158,7 @@ class _Pricer:
     strategy: Strategy
     system: SystemSpec
     recipe: PrecisionRecipe
-    backends: tuple[Backend, ...]
+    backends: tuple[Backend | MeasuredTable, ...]
     costs: dict[tuple[Traffic, Group, float, int], Linear] = field(default_factory=dict)
     outer: dict[tuple[Traffic, Group, float, int], Array] = field(default_factory=dict)
 
@@ -255,9 +257,7 @@ class _Pricer:
                 cut_s = self.cut_seconds(op, block, p.seconds, cut[op.name]) if op.name in cut else p.seconds
                 if phase is Phase.FORWARD:
                     priced[op.name] = _Priced(p, cut_s, op.rides)
-            total.add_compute(
-                op, p.seconds, COLUMN_OF[p.confidence], p.work.flops / op.load if p.work.matrix else 0.0, cut_s
-            )
+            total.add_compute(op, p, p.work.flops / op.load if p.work.matrix else 0.0, cut_s)
         return total
 
     def cut_seconds(self, op: Op, block: Block, whole: Array, num: int) -> Array:
@@ -274,7 +274,7 @@ class _Pricer:
             return 0.0
         key = (op.collective, op.group, op.fanout, op.max_domains)
         if key not in self.costs:
-            size, stride = self.group(op.group)
+            size, stride = size_and_stride(op.group, self.strategy)
             self.costs[key] = collective(
                 op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
             )
@@ -286,7 +286,7 @@ class _Pricer:
         assert op.group is not None
         key = (op.collective, op.group, op.fanout, op.max_domains)
         if key not in self.outer:
-            size, stride = self.group(op.group)
+            size, stride = size_and_stride(op.group, self.strategy)
             load = outermost_load(
                 op.collective, self.system, size, stride, fanout=op.fanout, max_domains=op.max_domains
             )
@@ -305,11 +305,6 @@ class _Pricer:
                     seen.add((name, is_gradient))
                     total = total + block.tensors[name].elements * width
         return total
-
-    def group(self, group: Group) -> tuple[Array, Array]:
-        """Size and rank stride: tp, cp, dp, pp from the inside out; etp, ep, edp fold over the same ranks."""
-        s = self.strategy
-        return {Group.TP: (s.tp, 1.0), Group.CP: (s.cp, s.tp), Group.ETP: (s.etp, 1.0), Group.EP: (s.ep, s.etp)}[group]
 
     def tensor_bytes(self, tensor: Tensor, role: Role) -> Array:
         """Bytes of a tensor stored in a role's dtype."""
@@ -377,13 +372,15 @@ class _PhaseSeconds:
         self.shared: dict[str, tuple[Array, Array]] = {}  # shared experts and the all-to-all that they hide
         self.by_source: dict[str, Array] = {}
 
-    def add_compute(self, op: Op, seconds: Array, source: str, flops: Array, cut_s: Array) -> None:
+    def add_compute(self, op: Op, price: Price, flops: Array, cut_s: Array) -> None:
+        seconds = price.seconds
         self.compute = self.compute + seconds
         self.flops = self.flops + flops
         if not op.rides:
             self.num_launches += not (op.captured and self.in_graph)
             self.in_graph = op.captured
-        self.by_source[source] = self.by_source.get(source, 0.0) + seconds
+        self._add_source(COLUMN_OF[price.confidence], seconds * (1.0 - price.looked))
+        self._add_source("measured", seconds * price.looked)
         if op.kind is OpKind.MATMUL and is_tensor_parallel(op.dims):
             self.gemms[op.name] = (seconds, cut_s)
         if op.kind in CORE_KINDS:
@@ -391,6 +388,9 @@ class _PhaseSeconds:
         if op.beside:
             window, traffic = self.shared.get(op.beside, (0.0, 0.0))
             self.shared[op.beside] = window + seconds, traffic
+
+    def _add_source(self, source: str, seconds: Array) -> None:
+        self.by_source[source] = self.by_source.get(source, 0.0) + seconds
 
     def add_traffic(self, op: Op, seconds: Array) -> None:
         assert op.group is not None

@@ -16,9 +16,11 @@ from estimator.build import build
 from estimator.captured import CapturedModel
 from estimator.cost.decode import FewRows, SplitKeys
 from estimator.cost.direct import direct_seconds
+from estimator.cost.lookup import MeasuredTable
 from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.cost.table import _PhaseSeconds, _Pricer
 from estimator.graph import Block, BlockKind, OpGraph
+from estimator.groups import size_and_stride
 from estimator.inference.deployment import Deployment
 from estimator.inference.workload import ServingPhase
 from estimator.model import ModelSpec
@@ -34,8 +36,8 @@ from hardware.system import SystemSpec
 __all__ = ["BlockPrice", "PassPrice", "PricedOp", "priced_pass", "served"]
 
 EAGER = 3.0  # an engine's Python and its checks, over a bare launch, where no graph holds a kernel; assumption
-PREFILL_BACKENDS: tuple[Backend, ...] = by_priority((FewRows(), *BACKENDS))
-DECODE_BACKENDS: tuple[Backend, ...] = by_priority((SplitKeys(), FewRows(), *BACKENDS))
+PREFILL_BACKENDS: tuple[Backend | MeasuredTable, ...] = by_priority((FewRows(), *BACKENDS))
+DECODE_BACKENDS: tuple[Backend | MeasuredTable, ...] = by_priority((SplitKeys(), FewRows(), *BACKENDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,7 @@ def _block(block: Block, pricer: _Pricer, *, overlap: bool) -> BlockPrice:
             ops.append(PricedOp(op=op, seconds=seconds, price=None, link_bytes=op.payload))
             continue
         p = price(op, block, chip, recipe, pricer.backends)
-        total.add_compute(op, p.seconds, p.source, p.work.flops if p.work.matrix else 0.0, p.seconds)
+        total.add_compute(op, p, p.work.flops if p.work.matrix else 0.0, p.seconds)
         ops.append(PricedOp(op=op, seconds=p.seconds, price=p, read_bytes=_read_bytes(op, block, recipe)))
         if op.kind in CORE_KINDS:
             attention = attention + p.seconds
@@ -157,7 +159,7 @@ def _traffic_seconds(op: Op, pricer: _Pricer) -> Array:
         return seconds
     assert op.collective is not None
     assert op.group is not None
-    size = float(np.max(pricer.group(op.group)[0]))
+    size = float(np.max(size_and_stride(op.group, pricer.strategy)[0]))
     return smaller(seconds, direct_seconds(op.collective, pricer.system, size, op.payload))
 
 

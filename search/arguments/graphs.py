@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from search.arguments import graph_rules
-from search.arguments.parser import Commands, add_set, positive, whole
+from search.arguments.parser import Commands, add_set, positive, tokens, whole
 
 __all__ = ["add"]
 
@@ -32,10 +32,13 @@ def add(commands: Commands) -> None:
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """Adds what says how a graph is looked at: of a model by itself, or of a configuration."""
-    parser.add_argument("--seq", type=positive, metavar="N", help="of a model: tokens (default 4096)")
+    parser.add_argument("--seq", type=tokens, metavar="N", help="of a model: tokens (default 4096)")
     parser.add_argument("--backward", action="store_true", help="of a model: gradients too")
     parser.add_argument("--precision", metavar="RECIPE", help="of a model: default bf16")
     parser.add_argument("--chip", metavar="NAME", help="of a model: price its operations on that chip")
+    parser.add_argument(
+        "--table", metavar="FILE", action="append", default=[], help="measured operators to look up, or their folder"
+    )
     parser.add_argument("--reference", metavar="NAME", help="of a configuration: the named point of its file")
     add_set(parser)
 
@@ -58,7 +61,7 @@ def _add_show(group: Commands) -> None:
         "--source", action="store_true", help="of a captured graph: where in the model's code ops come from"
     )
     show.add_argument("--ops", action="store_true", help="every operation with its price (of a model: with --chip)")
-    show.add_argument("--csv", action="store_true", help="the rows as CSV")
+    show.forms.add_argument("--csv", action="store_true", help="the rows as CSV")
     add_subject(show)
 
 
@@ -89,5 +92,5 @@ def _add_diff(group: Commands) -> None:
             f"--set-{letter}", dest=f"overrides_{letter}", metavar="KEY=VALUE", action="append", default=[],
             help=f"of the configuration {letter.upper()} alone, repeatable",
         )  # fmt: skip
-    command.add_argument("--seq", type=positive, metavar="N", help="of models: tokens (default 4096)")
+    command.add_argument("--seq", type=tokens, metavar="N", help="of models: tokens (default 4096)")
     command.add_argument("--backward", action="store_true", help="of models: gradients too")

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 def _subject(args: argparse.Namespace, letter: str) -> GraphSubject:
     overrides = getattr(args, f"overrides_{letter}")
     one = argparse.Namespace(
-        **{**vars(args), "overrides": overrides, "reference": None, "chip": None, "precision": None}
+        **{**vars(args), "overrides": overrides, "reference": None, "chip": None, "precision": None, "table": []}
     )
     return read_subject(one, getattr(args, letter))
 

@@ -16,6 +16,7 @@ from estimator.captured import CapturedModel
 from estimator.cost.price import BACKENDS
 from estimator.cost.table import _Pricer
 from estimator.graph import OpGraph
+from estimator.groups import between_ranks
 from estimator.imbalance import Routing
 from estimator.inventory import Entry, inventory
 from estimator.model import ModelSpec
@@ -26,8 +27,10 @@ from estimator.passes.differentiate import differentiate
 from estimator.passes.fuse import for_chip
 from estimator.precision import PrecisionRecipe, recipe
 from hardware.catalog import chip
+from hardware.chip import ChipSpec
 from results.graph_export import GraphView
 from search.commands.point import Point, read_point, split_named, split_run
+from search.op_times import op_times, with_tables
 from search.space import shipped_spaces
 from search.yaml_lines import read_document
 
@@ -100,8 +103,9 @@ def _of_ops(args: argparse.Namespace, target: str, ops: OpsFile) -> GraphSubject
     for name in (*ALONE, "reference"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name} is for a model or a configuration, but {target} holds ops; leave it out")
-    if args.overrides or args.backward:
-        raise ValueError(f"--set and --backward make another graph, but {target} holds ops; leave them out")
+    if args.overrides or args.backward or args.table:
+        law = "--set, --backward and --table make other ops or prices"
+        raise ValueError(f"{law}, but {target} holds ops without prices; leave them out")
     r = recipe(ops.precision)
     return GraphSubject(name=ops.graph.name, told=ops.told, graph=ops.graph, recipe=r, entries=inventory(ops.graph, r))
 
@@ -130,12 +134,20 @@ def _of_model(args: argparse.Namespace, target: str) -> GraphSubject:
             raise ValueError(f"{target}: is a graph of phase {phase}, which has no backward; leave --backward out")
         graph = differentiate(graph)
     on = None if args.chip is None else chip(args.chip)
+    if args.table:
+        if on is None:
+            raise ValueError("--table has operators of a chip, but none is named; give --chip")
+        on = replace(on, times=op_times(args.table))
     what = f"one token behind a cache of {seq}" if phase == "decode" else f"one sequence of {seq} tokens"
     told = f"{what}, {'forward and backward' if args.backward else 'forward'}, {chosen.name}"
     return GraphSubject(
-        name=model.name, told=f"{told}, on one {on.name}" if on else told, graph=graph, recipe=chosen,
+        name=model.name, told=f"{told}, on one {on.name}{_tables_of(on)}" if on else told, graph=graph, recipe=chosen,
         entries=inventory(graph, chosen, on), model=model, is_logical=not args.backward,
     )  # fmt: skip
+
+
+def _tables_of(on: ChipSpec) -> str:
+    return "" if on.times is None else f", operators of {on.times.source} looked up"
 
 
 def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
@@ -144,11 +156,14 @@ def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
             raise ValueError(f"--{name} is for a model, but {target} is a configuration, which says it; use --set")
     point = read_point(target, args.reference, args.overrides)
     try:
+        if args.table:
+            point = replace(point, system=with_tables(point.system, args.table))
         point = point.settled()
         graph, entries = priced_graph(point)
     except ValueError as error:
         raise ValueError(f"{target}: {error}") from error
     told = f"{point.name}: one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
+    told += _tables_of(point.system.chip)
     return GraphSubject(
         name=point.model.name, told=told, graph=graph, recipe=recipe(point.strategy.precision), entries=entries,
         model=point.model,
@@ -166,6 +181,6 @@ def priced_graph(point: Point) -> tuple[OpGraph, tuple[Entry, ...]]:
     r = recipe(point.strategy.precision)
     strategy = replace(point.strategy, fusion=for_chip(point.strategy.fusion, point.system.chip.name))
     graph = lower(build(point.model, point.workload.seq), strategy, r, Routing.of(point.model, point.workload))
-    graph = recompute(graph, point.strategy.recompute)
+    graph = between_ranks(recompute(graph, point.strategy.recompute), point.strategy)
     pricer = _Pricer(point.strategy, point.system, r, tuple(BACKENDS))
     return graph, inventory(graph, r, point.system.chip, pricer.traffic_seconds)

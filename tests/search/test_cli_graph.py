@@ -75,6 +75,27 @@ def test_a_configuration_shows_the_ops_of_one_rank_as_the_estimate_lists_them(se
     assert rows[""]["link_bytes"] == pytest.approx(sum(op.times * op.link_bytes for op in listed), rel=1e-12)
 
 
+def test_traffic_of_groups_of_one_is_no_traffic(search):
+    words = ("deepseek_v3:published", "--json")
+    (alone,) = [row for row in json.loads(search("graph", "show", *words, "--by", "part").out)["rows"]
+                if row["scope"] == "communication"]  # fmt: skip
+    listed = [op for op in price_ops(read_point(words[0], None, [])) if op.link_bytes]
+    assert {op.kind for op in listed} == {"all_to_all ep"}  # tp, cp and etp are 1
+    assert alone["link_bytes"] == pytest.approx(sum(op.times * op.link_bytes for op in listed), rel=1e-12)
+    behind = json.loads(search("graph", "passes", *words).out)["passes"][-1]
+    assert behind["link_bytes"] == pytest.approx(alone["link_bytes"], rel=1e-12)
+
+
+def test_a_copy_sends_nothing_ahead_and_its_gradient_all_of_it(search):
+    set_tp = ("--set", "strategy.tp=2", "--set", "strategy.sequence_parallel=false")
+    sent = {op["name"]: (op["kind"], op["link_bytes"]) for op in json.loads(
+        search("estimate", "llama3_8b_small:fully_sharded", *set_tp, "--ops", "--json").out)["ops"]}  # fmt: skip
+    copies = {name: told for name, told in sent.items() if told[0] == "copy tp"}
+    assert copies
+    assert all(told[1] == 0.0 for told in copies.values())
+    assert all(sent[f"{name}.grad"][1] > 0.0 for name in copies if f"{name}.grad" in sent)
+
+
 def test_what_runs_again_is_an_op_of_its_own(search):
     phases = []
     for recompute in ("none", "full"):
@@ -163,12 +184,14 @@ def test_a_table_tells_the_place_behind_each_op_and_behind_its_gradients(search,
         search("graph", "export", "config.json", "--to", "csv").out)))  # fmt: skip
 
 
-def test_what_a_format_leaves_out_is_told(search):
-    said = search("graph", "export", "deepseek_v3:published", "--to", "dot")
-    assert said.code == 0
-    (told,) = re.findall(r"dot has the forward operations; ([\d,]+) of gradients and recompute are left out", said.err)
-    listed = price_ops(read_point("deepseek_v3:published", None, []))
-    assert int(told.replace(",", "")) == sum(op.times for op in listed if op.phase != "forward")
+@pytest.mark.parametrize("to", ["dot", "onnx"])
+def test_pictures_and_onnx_hold_every_phase(search, tmp_path, to):
+    said = search("graph", "export", "llama3_8b_small:fully_sharded", "--to", to, "-o", f"a.{to}")
+    assert (said.code, said.err) == (0, "")
+    phases = {op.phase for op in price_ops(read_point("llama3_8b_small:fully_sharded", None, []))}
+    assert {"forward", "backward", "weight_grad"} <= phases
+    content = (tmp_path / f"a.{to}").read_bytes()
+    assert all(phase.encode() in content for phase in phases - {"forward"})
 
 
 EXPORT_HOSTILE = {
@@ -265,6 +288,16 @@ HOSTILE = {
     "a sequence of a configuration": (["deepseek_v3:published", "--seq", "8"], "--seq is for a model"),
     "an override of a model": (["llama3_8b", "--set", "strategy.tp=2"], "--set changes a configuration"),
     "sources as CSV": (["llama3_8b", "--source", "--csv"], "--csv is for amounts, but --source tells places"),
+    "two forms at once": (["llama3_8b", "--csv", "--json"], "--json: not allowed with argument --csv"),
+    "a sequence of a trillion": (["llama3_8b", "--seq", "1000000000000"], "a whole number from 1 to 1000000000"),
+    "null": (["null.json"], "null.json: must hold the fields of a model, but got null; give a model file"),
+    "nothing": (
+        ["empty.json"],
+        "empty.json: must hold the fields of a model, but got nothing: the file is empty; give",
+    ),
+    "a folder without a config": (["folder"], "folder: a folder of a model holds a config.json, but this has none"),
+    "a config without its type": (["typeless.json"], "typeless.json: model_type is absent, which names the architec"),
+    "an unknown option": (["llama3_8b", "--sourc"], "unrecognized arguments: --sourc; see `search graph show --help`"),
     "depth of parts": (["llama3_8b", "--by", "part", "--depth", "2"], "--depth is for scopes"),
     "a negative depth": (["llama3_8b", "--depth", "-1"], "--depth"),
 }
@@ -274,6 +307,10 @@ HOSTILE = {
 def test_bad_input_is_one_line_and_2(search, tmp_path, name):
     (tmp_path / "cut.json").write_text('{"format": "trainspace-graph", "version": ')
     (tmp_path / "plain.json").write_text("{}")
+    (tmp_path / "null.json").write_text("null")
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "typeless.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}')
     words, law = HOSTILE[name]
     said = search("graph", "show", *words)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
@@ -305,7 +342,7 @@ FILES = {
     "no object": (lambda text: "[1]", "must hold the fields of a model"),
     "a config without model type": (
         lambda text: '{"hidden_size": 8}',
-        "; a Hugging Face config.json needs a model_type",
+        "model_type is absent, which names the architecture; give one of",
     ),
     "a config of no layers": (
         lambda text: (

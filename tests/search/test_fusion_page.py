@@ -73,6 +73,8 @@ def test_every_key_of_the_language_is_told(page):
 def test_its_commands_run(examples, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernels.yaml").write_text(examples["yaml"][1], encoding="utf-8")
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "gemm_mine.csv").write_text("dtype,m,n,k,latency_us\nbf16,4096,4096,4096,150\n")
     for line in "".join(examples["sh"]).splitlines():
         words = shlex.split(line.partition(">")[0], comments=True)
         assert words[0] == "search"
