@@ -82,8 +82,9 @@ def align(traces: Sequence[RankTrace], *, same_machine: bool = True, solver: str
     same_machine: nodes that say they are of one machine share its clock (O2).
     """
     if lacking := missing_ranks(traces):
-        told = ", ".join(map(str, lacking[:8]))
-        raise ValueError(f"{traces[0].source}: clocks are aligned for all ranks, but {told} are missing; import them")
+        told = ", ".join(map(str, lacking[:8])) + (" …" if len(lacking) > 8 else "")
+        are = f"rank {told} is" if len(lacking) == 1 else f"ranks {told} are"
+        raise ValueError(f"{traces[0].source}: clocks are aligned for all ranks, but {are} missing; import them too")
     events = join(traces)
     ranks = tuple(trace.rank for trace in events.traces)
     if len(ranks) == 1:

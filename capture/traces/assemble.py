@@ -114,7 +114,9 @@ def assemble(
         if name not in fields:
             fields[name] = np.full(num, value, dtype)
     _check_rank(fields)
+    _check_groups(fields)
     _check_clock(fields)
+    _check_content(fields)
     order = np.argsort(fields["start_s"], kind="stable")
     place = np.empty(num, np.int64)
     place[order] = np.arange(num)
@@ -138,9 +140,35 @@ def assemble(
 def _check_rank(fields: dict[str, Any]) -> None:
     source, rank, world = fields["source"], fields["rank"], fields["world"]
     if world is not None and not 1 <= world <= MAX_WORLD:
-        raise ValueError(f"{source}: world must be 1 to {MAX_WORLD} ranks, but is {world}")
+        raise ValueError(f"{source}: world must be 1 to {MAX_WORLD} ranks, but is {world}; give that of the job")
     if not 0 <= rank < (MAX_WORLD if world is None else world):
-        raise ValueError(f"{source}: rank must be below the world of {world}, but is {rank}")
+        raise ValueError(f"{source}: rank must be below the world of {world}, but is {rank}; number ranks from 0")
+
+
+def _check_groups(fields: dict[str, Any]) -> None:
+    """Sizes and members are those of a job: what is made of them later is as large as they say."""
+    most = MAX_WORLD if fields["world"] is None else fields["world"]
+    for group in fields["groups"]:
+        where = f"{fields['source']}: process group {group.name!r}"
+        if not 0 <= group.size <= most:
+            raise ValueError(f"{where} must have up to the {most} ranks of the job, but has {group.size}; record again")
+        if stray := [rank for rank in group.ranks if not 0 <= rank < most]:
+            raise ValueError(f"{where} must be of ranks below {most}, but has {stray[0]}; number ranks from 0")
+        if len(set(group.ranks)) < len(group.ranks):
+            raise ValueError(f"{where} must have each rank once, but has {list(group.ranks)}; leave one out")
+
+
+def _check_content(fields: dict[str, Any]) -> None:
+    """There is something to look at, and nothing of it has less than no bytes."""
+    if not np.any(fields["kind"] != CODE[Kind.ITERATION]):
+        raise ValueError(f"{fields['source']}: must hold operations, but holds none; record longer")
+    negative = fields["nbytes"] < 0
+    if np.any(negative):
+        row = int(np.argmax(negative))
+        raise ValueError(
+            f"{fields['source']}: event {fields['names'][fields['name'][row]]!r} must have at least 0 bytes, but has "
+            f"{fields['nbytes'][row]:.0f}; record again"
+        )
 
 
 def _check_clock(fields: dict[str, Any]) -> None:

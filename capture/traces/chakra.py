@@ -126,7 +126,9 @@ def read_chakra(file: Opened) -> RankTrace:
                 found.append(_told(node.FromString(text)))
                 last = f"node {found[-1].id} ({found[-1].name!r})"
     except (DecodeError, ValueError, TypeError) as error:
-        raise ValueError(f"{file.source}: must be whole Chakra messages, but after {last}: {error}") from error
+        raise ValueError(
+            f"{file.source}: must be whole Chakra messages, but after {last}: {error}; copy it again"
+        ) from error
     return _trace(file.source, "chakra", found)
 
 
@@ -137,7 +139,7 @@ def read_chakra_json(file: Opened) -> RankTrace:
     try:
         found = msgspec.json.decode(content, type=_Document).workload_graph
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{file.source}: must be a Chakra graph in JSON, but {error}") from error
+        raise ValueError(f"{file.source}: must be a Chakra graph in JSON, but {error}; write it again") from error
     return _trace(file.source, "chakra json", found)
 
 

@@ -22,6 +22,7 @@ BLOCK = 8 << 20
 CUTS = 8  # places tried before more is read
 ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
+ENDED = re.compile(rb"\}" + BETWEEN.pattern)  # a search for blanks alone is quadratic in their number
 
 Event = TypeVar("Event")
 Microseconds = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
@@ -73,7 +74,9 @@ class ChromeEvents(Generic[Event]):
                 at = max(0, len(buffer) - len(EVENTS) - 16)
                 more = self._read(BLOCK)
                 if not more:
-                    raise ValueError(f"{self.file.source}: must hold an array {EVENTS!r}, but holds none that is whole")
+                    raise ValueError(
+                        f"{self.file.source}: must hold an array {EVENTS!r}, but holds no whole one; copy it again"
+                    )
                 buffer += more
             elif self._is_header(buffer[: match.end()] + b"]}"):
                 return buffer[match.end() :], False
@@ -117,7 +120,7 @@ class ChromeEvents(Generic[Event]):
                 try:
                     return self.decoder.decode(b"[" + buffer[: end + 1] + b"]"), buffer[match.end() :]
                 except msgspec.ValidationError as error:
-                    raise ValueError(f"{self._where(buffer)} {error}") from error
+                    raise ValueError(f"{self._where(buffer)} {error}; record again") from error
                 except msgspec.DecodeError:
                     continue
         return [], buffer
@@ -130,7 +133,7 @@ class ChromeEvents(Generic[Event]):
             events = self.decoder.decode(document.pop(EVENTS))
             self.header.update({key: msgspec.json.decode(value) for key, value in document.items()})
         except msgspec.MsgspecError as error:
-            raise ValueError(f"{self._where(buffer)} {error}") from error
+            raise ValueError(f"{self._where(buffer)} {error}; copy it again or record again") from error
         return events
 
     def _ended(self, buffer: bytes) -> bytes:
@@ -143,7 +146,7 @@ class ChromeEvents(Generic[Event]):
 
     def _last(self, buffer: bytes) -> tuple[int, str]:
         """Number and name of the last event that can be read, by bisection over the cuts of what was read."""
-        cuts = [match.start() for match in BETWEEN.finditer(buffer)]
+        cuts = [match.start() + 1 for match in ENDED.finditer(buffer)]
         low, high, count, last = 0, len(cuts), self.count, self.last
         while low < high:
             middle = (low + high) // 2

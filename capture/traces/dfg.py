@@ -97,8 +97,9 @@ def build(traces: Sequence[RankTrace], *, alone: bool = False, hosts: bool = Tru
     if not alone and (lacking := missing_ranks(traces)):
         told = ", ".join(map(str, lacking[:8])) + (" …" if len(lacking) > 8 else "")
         raise ValueError(
-            f"{traces[0].source}: a global graph needs all {max(t.world or 0 for t in traces)} ranks, but {told} "
-            f"{'is' if len(lacking) == 1 else 'are'} missing; import their traces too"
+            f"{traces[0].source}: a global graph needs all {len(traces) + len(lacking)} ranks, but {told} "
+            f"{'is' if len(lacking) == 1 else 'are'} missing; import their traces too, or see "
+            "what is there with search trace replay --measured"
         )
     return _Builder(join(traces), alone=alone, hosts=hosts).built()
 

@@ -71,9 +71,9 @@ def read_execution_trace(file: Opened) -> RankTrace:
     try:
         told = msgspec.json.decode(content, type=_Document).nodes
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{file.source}: must be a PyTorch execution trace, but {error}") from error
+        raise ValueError(f"{file.source}: must be a PyTorch execution trace, but {error}; record again") from error
     if not told:
-        raise ValueError(f"{file.source}: must hold nodes, but holds none")
+        raise ValueError(f"{file.source}: must hold nodes, but holds none; record longer")
     above = {node.id: node.parent if node.ctrl_deps is None else node.ctrl_deps for node in told}
     named_groups = dict(_groups(file.source, told))
     devices = Counter(device for node in told for device in _devices(node))
@@ -95,7 +95,9 @@ def _groups(source: str, told: list[_Told]) -> Iterator[tuple[str, Group]]:
                 try:
                     made = msgspec.json.decode(text, type=list[_Group]) if isinstance(text, str) else []
                 except msgspec.MsgspecError as error:
-                    raise ValueError(f"{source}: node {node.id} ({GROUPS!r}) must tell groups, but {error}") from error
+                    raise ValueError(
+                        f"{source}: node {node.id} ({GROUPS!r}) must tell groups, but {error}; record again"
+                    ) from error
                 for one in made:
                     ranks = rank_list(one.ranks)
                     yield one.pg_name, Group(name=one.pg_name, size=one.group_size or len(ranks), ranks=ranks)

@@ -144,7 +144,8 @@ class _Found:
         tensor = self.tensors.get(event.pid, f"tensor {event.pid}")
         if not stack:
             raise ValueError(
-                f"{self.source}: an end of {tensor!r} at {event.ts} us must have a beginning, but has none"
+                f"{self.source}: an end of {tensor!r} at {event.ts} us must have a beginning, but has none; record "
+                "again"
             )
         name, start = stack.pop()
         if event.ts < start:

@@ -63,9 +63,13 @@ class Events:
 
 
 def missing_ranks(traces: Sequence[RankTrace]) -> list[int]:
-    """Ranks of the job that no trace is of; empty where the job's size is unknown."""
-    world = max((trace.world or 0 for trace in traces), default=0)
-    return sorted(set(range(world)) - {trace.rank for trace in traces})
+    """Ranks of the job, or where its size is unknown of its process groups, that no trace is of."""
+    job: set[int] = set()
+    for trace in traces:
+        job.update(range(trace.world or 0))
+        for group in trace.groups:
+            job.update(group.ranks or range(group.size))
+    return sorted(job - {trace.rank for trace in traces})
 
 
 def join(traces: Sequence[RankTrace]) -> Events:

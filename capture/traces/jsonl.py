@@ -98,7 +98,7 @@ def read_jsonl(file: Opened) -> RankTrace:
             event = decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise ValueError(
-                f"{file.source}:{number}: each line must be an event of docs/traces.md, but {error}"
+                f"{file.source}:{number}: each line must be an event of docs/traces.md, but {error}; mend it"
             ) from error
         lawful.check(number, event)
         if event.cat == MEMORY:
@@ -115,17 +115,24 @@ def read_jsonl(file: Opened) -> RankTrace:
 
 
 def _lines(file: Opened) -> Iterator[tuple[int, bytes]]:
-    with named(file.source):
-        for number, line in enumerate(file.stream, start=1):
-            if line.strip():
-                yield number, line
+    number = 0
+    try:
+        with named(file.source):
+            for line in file.stream:
+                number += 1
+                if line.strip():
+                    yield number, line
+    except ValueError as error:
+        raise ValueError(f"{error}; the last whole line is {number}") from error
 
 
 def _header(source: str, line: bytes) -> _Header:
     try:
         header = msgspec.json.decode(line, type=_Header)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{source}:1: the first line must be the header of docs/traces.md, but {error}") from error
+        raise ValueError(
+            f"{source}:1: the first line must be the header of docs/traces.md, but {error}; mend it"
+        ) from error
     if header.format != FORMAT or not 0 <= header.version <= VERSION:
         raise ValueError(
             f"{source}:1: must be {FORMAT!r} of version 0 to {VERSION}, but is {header.format!r} of version "
@@ -141,6 +148,7 @@ class _Lawful:
         self.source, self.groups = source, groups
         self.last_ns: dict[str, int] = {}
         self.seen: set[tuple[str, int, str | None]] = set()
+        self.ids: dict[int, int] = {}
 
     def check(self, number: int, event: _Event) -> None:
         """ValueError that names the line and the event."""
@@ -157,8 +165,10 @@ class _Lawful:
             raise ValueError(f"{what} must be posted before ts={event.ts}, but enq is {event.enq}; record again")
         if event.group is not None and event.group not in self.groups:
             raise ValueError(
-                f"{what} must be of a group in the header, but {event.group!r} is none; have {[*self.groups]}"
+                f"{what} must be of a group in the header, but {event.group!r} is none; have {[*self.groups] or 'none'}"
             )
+        if event.id is not None and (line := self.ids.setdefault(event.id, number)) != number:
+            raise ValueError(f"{what} must have an id of its own, but {event.id} is that of line {line}; number anew")
         self._check_stream(what, event)
         if event.cat in ("SEND", "RECV"):
             self._check_transfer(what, event)
@@ -240,7 +250,10 @@ def _edges(source: str, events: list[_Event], bucket_of: dict[str, int]) -> list
     for number, event in enumerate(events):
         for dep in event.deps:
             if dep not in index:
-                raise ValueError(f"{source}: event {event.name!r} must depend on events of the file, but {dep} is none")
+                raise ValueError(
+                    f"{source}: event {event.name!r} must depend on events of the file, but {dep} is none; have ids "
+                    f"of the file in deps"
+                )
             edges.append((index[dep], number))
     return edges + _bucket_edges(events, bucket_of)
 

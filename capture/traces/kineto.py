@@ -55,7 +55,9 @@ class _Trace:
         self.machine = str(header["host_name"]) if header.get("host_name") else None
         self.base_ns = header.get("baseTimeNanoseconds") or 0
         if not isinstance(self.base_ns, int) or not 0 <= self.base_ns < 1 << 63:
-            raise ValueError(f"{source}: baseTimeNanoseconds must be nanoseconds since 1970, but is {self.base_ns!r}")
+            raise ValueError(
+                f"{source}: baseTimeNanoseconds must be nanoseconds since 1970, but is {self.base_ns!r}; record again"
+            )
         self.groups: dict[Group, int] = {}
         self.transactions = Table()
         self.has_device = len(columns.device.start) > 0

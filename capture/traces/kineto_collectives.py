@@ -82,7 +82,9 @@ class Job:
         try:
             info = msgspec.convert({} if told is None else told, _Info)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{source}: distributedInfo must tell rank, world and groups, but {error}") from error
+            raise ValueError(
+                f"{source}: distributedInfo must tell rank, world and groups, but {error}; record again"
+            ) from error
         groups = {}
         for one in info.pg_config or []:
             ranks = rank_list(one.ranks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from capture.traces.assemble import topological_order
 from capture.traces.dfg import GlobalDfg
 from capture.traces.operations import OPS, Op
 from estimator.tasks import CATEGORIES, Category, Device, Stream, Tasks
@@ -91,11 +92,21 @@ def measured(dfg: GlobalDfg, iteration: int) -> Timeline:
 
 
 def _blame(tasks: Tasks, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Of each task what ended last before it: a predecessor, or the one before it on its queue."""
-    order = np.lexsort((np.arange(len(tasks)), end, start, tasks.stream))
+    """Of each task what ended last before it: a predecessor, or the one before it on its queue.
+
+    Only what comes first in one order of all tasks counts, by start, end and dependencies: tasks of no length at one
+    moment, or recorded edges that times contradict, would else blame each other in a circle.
+    """
+    waits = np.empty(len(tasks), np.int64)
+    waits[topological_order(len(tasks), tasks.before, tasks.after)] = np.arange(len(tasks))
+    order = np.lexsort((waits, end, start))
+    place = np.empty(len(tasks), np.int64)
+    place[order] = np.arange(len(tasks))
+    order = order[np.argsort(tasks.stream[order], kind="stable")]
     same = tasks.stream[order[:-1]] == tasks.stream[order[1:]]
-    before = np.concatenate([tasks.before, order[:-1][same]])
-    after = np.concatenate([tasks.after, order[1:][same]])
+    forward = place[tasks.before] < place[tasks.after]
+    before = np.concatenate([tasks.before[forward], order[:-1][same]])
+    after = np.concatenate([tasks.after[forward], order[1:][same]])
     blame = np.full(len(tasks), -1)
     rank = np.lexsort((-before, end[before]))  # the last assignment wins: the latest end, ties the lowest index
     blame[after[rank]] = before[rank]

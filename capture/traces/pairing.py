@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capture.traces.assemble import CODE
+from capture.traces.joined import missing_ranks
 from capture.traces.records import Group, Kind, RankTrace
 
 __all__ = ["Agreement", "Pairing", "pair"]
@@ -89,8 +90,7 @@ def pair(traces: Sequence[RankTrace]) -> Pairing:
         if (a, b) in by_order or (a, b) in unlike:
             _check_pair(of_rank[a], of_rank[b], agreement, unlike.get((a, b)))
         agreements.append(agreement)
-    world = traces[0].world
-    missing = tuple(sorted(set(range(world or 0)) - of_rank.keys()))
+    missing = tuple(missing_ranks(traces))
     return Pairing(
         missing=missing, num_collectives=num_collectives, num_transfers=_check_transfers(of_rank),
         agreements=tuple(agreements), notices=tuple(_notices(traces, missing, agreements)),
@@ -291,7 +291,8 @@ def _notices(traces: Sequence[RankTrace], missing: tuple[int, ...], agreements: 
         yield "one rank: nothing to pair, so neither its clock nor its waiting can be told from others'"
     if missing:
         told = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        yield f"{len(missing)} of {traces[0].world} ranks are missing ({told}): alignment and the global graph need all"
+        world = len(traces) + len(missing)
+        yield f"{len(missing)} of {world} ranks are missing ({told}): alignment and the global graph need all"
     few = [found for found in agreements if found.num_paired < ENOUGH]
     if few:
         pairs = ", ".join(f"{found.a} and {found.b}" for found in few)

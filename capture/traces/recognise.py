@@ -32,10 +32,18 @@ def read_all(paths: Sequence[str | Path]) -> list[RankTrace]:
     traces = []
     for path in paths:
         with closing(opened(path)) as files:
-            traces += [importer(file.source, _head(file))(file) for file in files]
+            traces += [_read(file) for file in files]
     if not traces:
-        raise ValueError(f"{paths[0]}: must hold a trace, but holds no file")
+        raise ValueError(f"{paths[0]}: must hold a trace, but holds no file; pack one into it")
     return sorted(traces, key=lambda trace: trace.rank)
+
+
+def _read(file: Opened) -> RankTrace:
+    """The trace in a file. What nests a thousand deep no recorder wrote, and no reader follows."""
+    try:
+        return importer(file.source, _head(file))(file)
+    except RecursionError as error:
+        raise ValueError(f"{file.source}: must nest as traces do, but nests too deep to read; record again") from error
 
 
 def _head(file: Opened) -> bytes:
@@ -47,9 +55,12 @@ def importer(source: str, head: bytes) -> Importer:
     """What reads a file that starts with these bytes."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
-        raise ValueError(f"{source}: must hold a trace, but is empty")
+        raise ValueError(f"{source}: must hold a trace, but is empty; record again")
     if source.endswith(f":{HEADER}") and b'"trainspace.traces"' in text:
-        raise ValueError(f"{source.removesuffix(HEADER)[:-1]}: is imported already; see it with `search trace show`")
+        raise ValueError(
+            f"{source.removesuffix(HEADER)[:-1]}: must be a recorder's, but is imported already; see it with "
+            "`search trace show`"
+        )
     if re.match(rb'\{\s*"(meta|format)"\s*:', text):
         return read_jsonl
     if b'"workload_graph"' in text:
@@ -64,4 +75,7 @@ def importer(source: str, head: bytes) -> Importer:
         return read_byteps
     if b'"traceEvents"' in text or re.match(rb"\[\s*\{", text):
         return read_kineto
-    raise ValueError(f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}")
+    raise ValueError(
+        f"{source}: must be a trace of a known kind ({KNOWN}), but starts with {text[:40]!r}; give one of these, "
+        "packed as gzip, tar or zip if at all"
+    )

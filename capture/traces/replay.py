@@ -81,6 +81,11 @@ def replay_trace(dfg: GlobalDfg) -> TraceReplay:
 
 
 def _replayed(dfg: GlobalDfg, number: int, measured_s: float) -> Iteration:
+    if not measured_s > 0.0:
+        raise ValueError(
+            f"an iteration must take time to be replayed, but iteration {number} takes {measured_s:g} s as recorded; "
+            "record with times, or look at it with --measured"
+        )
     lowered = lower(dfg, number)
     timeline = replay(lowered.tasks, ready=lowered.ready)
     ops = lowered.ops

@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--iteration goes with --measured, for a replay takes all of them; leave it out")
     change = None if args.what_if is None else read_change(args.what_if)
     dfg = read_job(args.file)
-    done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
+    try:
+        done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
+    except ValueError as error:
+        raise ValueError(_of_file(args.file, error)) from error
     shown = done.median
     timeline = shown.timeline
     text, data = _text(dfg, done, bare, shown), _data(args, dfg, done, bare, shown)

@@ -96,7 +96,7 @@ def test_a_broadcast_says_nothing_of_ends():
 @pytest.mark.parametrize(
     ("traces", "what"),
     [
-        ([exchange()[0]], r"rank0.jsonl: clocks are aligned for all ranks, but 1 are missing"),
+        ([exchange()[0]], r"rank0.jsonl: clocks are aligned for all ranks, but rank 1 is missing"),
         ([trace(r, [compute("FW", 0.0, 1.0)], world=2) for r in range(2)], "but there are none; record communication"),
     ],
 )

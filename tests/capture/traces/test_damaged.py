@@ -1,8 +1,12 @@
 """Whatever a file holds, it is imported or refused in one line that names it: small traces, broken at random."""
 
 import copy
+import gzip
+import io
 import json
 import random
+import tarfile
+import zipfile
 
 import pytest
 
@@ -145,3 +149,87 @@ def test_whatever_is_done_to_a_chakra_file_it_is_imported_or_refused_in_one_line
     for number in range(3 * NUM):
         path.write_bytes(with_other_bytes(whole, random.Random(number)))
         imported_or_refused(path)
+
+
+def refusal(path):
+    with pytest.raises(ValueError, match=path.name) as caught:
+        read_all([path])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_stands_before_a_cut_is_read_so_that_the_last_whole_line_or_event_is_told(tmp_path):
+    path = tmp_path / "a.gz"
+    many = [written.header(0), *(line for it in range(300) for line in written.step(it=it))]
+    content = gzip.compress(text(many))
+    path.write_bytes(content[: len(content) // 2])
+    number = int(refusal(path).rpartition("the last whole line is ")[2])
+    assert 300 < number < 900  # of 1,201 lines, half of what they are packed into
+    events = [profiled.span(f"op{k}", "cpu_op", 10 * k, 5) for k in range(3000)]
+    content = gzip.compress(text([profiled.document(events)]))
+    path.write_bytes(content[: len(content) // 2])
+    assert 500 < int(refusal(path).partition("the last whole event is number ")[2].partition(",")[0]) < 2500
+
+
+def test_a_cut_archive_names_the_file_within_that_the_cut_is_in(tmp_path):
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for name in ("first.json", "second.json"):
+            content = text(
+                [profiled.document([{**one, "noise": random.Random(name).random()} for one in gloo()] * 200)]
+            )
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    path = tmp_path / "job.tar.gz"
+    path.write_bytes(held.getvalue()[: len(held.getvalue()) * 3 // 4])
+    assert f"{path.name}:second.json: must be whole" in refusal(path)
+
+
+def test_a_locked_archive_an_empty_one_and_endless_nesting_are_refused(tmp_path):
+    path = tmp_path / "locked.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.jsonl", text(lines()))
+    content = bytearray(path.read_bytes())
+    content[6] |= 1
+    content[content.find(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    assert "locked.zip:a.jsonl: must be readable, but needs a password" in refusal(path)
+    path = tmp_path / "deep.json"
+    path.write_bytes(b'{"traceEvents": ' + b"[" * 100_000)
+    assert "nests too deep" in refusal(path)
+
+
+def test_a_run_of_blanks_takes_no_longer_than_its_length(tmp_path):
+    path = tmp_path / "blank.json"
+    path.write_bytes(b'{"traceEvents": [' + b" " * 1_000_000)  # by a search from each blank: an hour
+    assert "must be whole JSON" in refusal(path)
+
+
+def kernel(size, count):
+    told = {"Process Group Name": "9", "Group size": size, "Collective name": "allreduce", "In msg nelems": count}
+    return profiled.document([profiled.span("ncclKernel_AllReduce", "kernel", 1, 2, dtype="Float", **told)])
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ([written.header(0)], "must hold operations, but holds none"),
+        ([written.header(0), written.event("M", "MEM", 1, 1, bytes=5)], "must hold operations, but holds none"),
+        ([written.header(0), written.event("I", "ITER", 1, 2, it=0)], "must hold operations, but holds none"),
+        ([{"workload_graph": []}], "must hold operations, but holds none"),
+        ([written.header(0), *(written.event("a", "FW", t, t, id=7) for t in (1, 2))],
+         ":3: event 'a' must have an id of its own, but 7 is that of line 2"),
+        ([written.header(0, groups=[{"name": "tp", "ranks": [0, 2]}]), *written.step()],
+         "process group 'tp' must be of ranks below 2, but has 2"),
+        ([written.header(0, groups=[{"name": "tp", "ranks": [1, 1]}]), *written.step()],
+         "process group 'tp' must have each rank once"),
+        ([kernel(-3, 5)], "process group '9' must have up to"),
+        ([kernel(2**21, 5)], "process group '9' must have up to"),
+        ([kernel(2, -5)], "must have at least 0 bytes, but has -20"),
+    ],
+)  # fmt: skip
+def test_what_no_job_can_hold_is_refused(tmp_path, document, told):
+    path = tmp_path / "a.json"
+    path.write_bytes(text(document))
+    assert told in refusal(path)

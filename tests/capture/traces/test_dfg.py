@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from capture.traces.dfg import build
+from capture.traces.lower import measured
 from capture.traces.operations import Op
 from capture.traces.recognise import read_all
-from capture.traces.records import Kind
+from capture.traces.records import Group, Kind
 from capture.traces.replay import execution_graph, replay_trace, sync_s
 from estimator.timeline import critical_path
 from tests.capture.traces.made import collective, compute, fine, recv, send, trace
@@ -244,3 +247,23 @@ def test_the_public_chunk_level_ring_is_joined_whole(shared):
         deeper = depth[dfg.before] + moves[dfg.after]
         np.maximum.at(depth, dfg.after, deeper)
     assert depth.max() == 14
+
+
+def test_operations_of_no_length_at_one_moment_blame_each_other_in_no_circle():
+    met = [collective("all_reduce", 1.0, 2.0)]  # In and meeting are of one moment
+    late = [compute("a", 0.0, 4.0), (Kind.COPY, "copies", "b", 1.0, 2.0, {})]  # told to be the other way round
+    for events, edges in ((met, ()), (late, [(1, 0)])):
+        path = critical_path(measured(build([trace(0, events, world=1, edges=edges)]), 0))
+        assert len(path.tasks) <= 6
+
+
+def test_an_iteration_without_times_is_not_replayed():
+    with pytest.raises(ValueError, match="must take time to be replayed, but iteration 0 takes 0 s"):
+        replay_trace(build([trace(0, [compute("a", 1.0, 1.0)], world=1)]))
+
+
+def test_ranks_are_missing_where_process_groups_tell_and_the_world_does_not(tmp_path):
+    alone = trace(0, [collective("all_reduce", 0.0, 1.0)], world=None)
+    with pytest.raises(ValueError, match="needs all 3 ranks, but 1, 2 are missing"):
+        build([replace(alone, groups=(Group(name="world", size=3),))])
+    assert build([replace(alone, groups=(Group(name="world", size=3),))], alone=True).ranks == (0,)

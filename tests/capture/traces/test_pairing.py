@@ -11,6 +11,8 @@ from capture.traces.recognise import read_all
 from capture.traces.records import Group
 from tests.capture.traces.written import event, header, step, write
 
+FORWARD = event("FW", "FW", 0, 2, it=0)
+
 
 def job(tmp_path, *ranks):
     """Pairs traces, each given by its lines."""
@@ -66,18 +68,22 @@ def test_one_rank_is_noticed_and_missing_ranks_are_told(tmp_path):
 
 
 def test_ranks_of_different_jobs_are_refused(tmp_path):
-    assert "its world is 4 against 2" in refusal(tmp_path, [header(0)], [header(1, world=4)])
-    assert "its job is b against a" in refusal(tmp_path, [header(0, job="a")], [header(1, job="b")])
+    def told(*headers):
+        return refusal(tmp_path, *([one, FORWARD] for one in headers))
+
+    assert "its world is 4 against 2" in told(header(0), header(1, world=4))
+    assert "its job is b against a" in told(header(0, job="a"), header(1, job="b"))
     groups = [[{"name": "dp", "ranks": ranks}] for ranks in ([0, 1], [0, 1, 2])]
-    told = refusal(tmp_path, [header(0, 3, groups=groups[0])], [header(1, 3, groups=groups[1])])
-    assert "process group 'dp' must have the members" in told
-    assert "rank 0 must have one trace" in refusal(tmp_path, [header(0)], [header(0)])
-    assert "rank must be below the world of 2" in refusal(tmp_path, [header(0)], [header(2)])
+    members = told(header(0, 3, groups=groups[0]), header(1, 3, groups=groups[1]))
+    assert "process group 'dp' must have the members" in members
+    assert "rank 0 must have one trace" in told(header(0), header(0))
+    assert "rank must be below the world of 2" in told(header(0), header(2))
 
 
 def test_groups_of_one_name_may_share_no_rank(tmp_path):
     groups = [[{"name": "tp", "ranks": ranks}] for ranks in ([0, 1], [2, 3])]
-    assert job(tmp_path, *([header(rank, 4, groups=groups[rank // 2])] for rank in range(4))).num_collectives == 0
+    ranks = ([header(rank, 4, groups=groups[rank // 2]), FORWARD] for rank in range(4))
+    assert job(tmp_path, *ranks).num_collectives == 0
 
 
 def test_a_group_that_does_not_tell_its_ranks_is_that_of_its_name_and_size(tmp_path):
@@ -108,10 +114,10 @@ def transfer(cat, at=1.0, nbytes=64, tx="t"):
 
 def test_transfers_need_their_other_end(tmp_path):
     assert job(tmp_path, [header(0), transfer("SEND")], [header(1), transfer("RECV")]).num_transfers == 1
-    assert "must have its other end on rank 1" in refusal(tmp_path, [header(0), transfer("SEND")], [header(1)])
+    assert "must have its other end on rank 1" in refusal(tmp_path, [header(0), transfer("SEND")], [header(1), FORWARD])
     told = refusal(tmp_path, [header(0), transfer("SEND")], [header(1), transfer("RECV", nbytes=65)])
     assert "but is of 64 against 65 bytes" in told
-    assert job(tmp_path, [header(0, 3), transfer("SEND")], [header(2, 3)]).num_transfers == 0
+    assert job(tmp_path, [header(0, 3), transfer("SEND")], [header(2, 3), FORWARD]).num_transfers == 0
 
 
 def test_a_transaction_that_two_ranks_send_is_refused(tmp_path):
