@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from capture.traces.records import KINDS, Kind, RankTrace
+from capture.traces.records import KINDS, EventColumns, Kind, RankTrace
 
 __all__ = ["Events", "collectives", "event_name", "join", "missing_ranks", "transfers"]
 
@@ -22,40 +22,20 @@ NUM_NAMED = 8  # ranks that a message names at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    """N events of R ranks. Columns as in RankTrace, with indices into tables that all ranks share.
+class Events(EventColumns):
+    """N events of R ranks, with indices into tables that all ranks share.
 
-    node [N]: place of the event's rank in `traces`, which are in order of rank. streams [S]: (node, name). start_s,
-    end_s, posted_s [N]: seconds after `epoch_ns`. groups [G]: (name, ranks, size).
+    node [N]: place of the event's rank in `traces`, which are in order of rank; peer [N]: that of the other rank.
+    first [R + 1]: where each rank's events begin. streams [S]: (node, name). start_s, end_s, posted_s [N]: seconds
+    after `epoch_ns`. groups [G]: (name, ranks, size).
     """
 
     traces: tuple[RankTrace, ...]
     epoch_ns: int
-    names: tuple[str, ...]
     streams: tuple[tuple[int, str], ...]
     groups: tuple[tuple[str, tuple[int, ...], int], ...]
-    transactions: tuple[str, ...]
-    tensors: tuple[str, ...]
     first: np.ndarray
     node: np.ndarray
-    kind: np.ndarray
-    stream: np.ndarray
-    name: np.ndarray
-    start_s: np.ndarray
-    end_s: np.ndarray
-    posted_s: np.ndarray
-    iteration: np.ndarray
-    group: np.ndarray
-    sequence: np.ndarray
-    nbytes: np.ndarray
-    peer: np.ndarray
-    transaction: np.ndarray
-    tensor: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.start_s)
 
     def of(self, kind: Kind) -> np.ndarray:
         """[N] bool: whether an event is of this kind."""

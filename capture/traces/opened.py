@@ -81,14 +81,19 @@ class _UntilDamage(io.RawIOBase):
 
 
 @contextmanager
-def named(source: str) -> Iterator[None]:
-    """Turns what a damaged archive or the operating system says into a ValueError that names the file."""
+def named(source: str, action: str = "read") -> Iterator[None]:
+    """Turns what a damaged archive or the operating system says into a ValueError that names the file.
+
+    A file that exists where a new one was to be made is the caller's to tell.
+    """
     try:
         yield
     except DAMAGE as error:
         raise ValueError(f"{source}: must be whole, but is cut short or damaged ({error}); copy it again") from error
+    except FileExistsError:
+        raise
     except OSError as error:
-        raise ValueError(f"{source}: cannot read: {error.strerror or error}; give a file that can be read") from error
+        raise ValueError(f"{source}: cannot {action}: {error.strerror or error}; give another file") from error
 
 
 def opened(path: str | Path) -> Generator[Opened, None, None]:

@@ -20,7 +20,7 @@ from capture.traces.opened import Opened, named, opened
 from capture.traces.records import RankTrace
 from capture.traces.trace_file import HEADER
 
-__all__ = ["read_all"]
+__all__ = ["looks_like_trace", "read_all"]
 
 KNOWN = "PyTorch's profiler or execution trace, Chakra, Horovod, BytePS, JSON lines of this package"
 
@@ -49,6 +49,15 @@ def _read(file: Opened) -> RankTrace:
 def _head(file: Opened) -> bytes:
     with named(file.source):
         return file.stream.peek(1)
+
+
+def looks_like_trace(head: bytes) -> bool:
+    """Whether an importer reads what starts with these bytes."""
+    try:
+        importer("", head)
+    except ValueError:
+        return False
+    return True
 
 
 def importer(source: str, head: bytes) -> Importer:

@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-__all__ = ["KINDS", "Group", "Kind", "RankTrace", "Topology"]
+__all__ = ["KINDS", "EventColumns", "Group", "Kind", "RankTrace", "Topology"]
 
 
 class Kind(Enum):
@@ -49,12 +49,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTrace:
-    """N events of one rank in order of start.
-
-    source: the file, for messages. format: what wrote it, such as "kineto". world: ranks of the job, None unknown.
-    machine: what the clock belongs to; None where unknown. job: what tells jobs apart (an id, or ""), epoch_ns: the
-    rank's clock at second 0.
+class EventColumns:
+    """N events in columns, of one rank (RankTrace) or of all (joined.Events), whose tables the indices point into.
 
     kind, stream, name [N]: index into KINDS, `streams`, `names`. start_s, end_s [N]. posted_s [N]: when the operation
     was enqueued or posted, NaN where unknown (never after `start_s`). iteration [N]: counted from 0, -1 outside of any.
@@ -62,26 +58,15 @@ class RankTrace:
     must pair with other ranks, -1 none. nbytes [N]: what is sent or reduced, NaN unknown; of a compute event the bytes
     of the tensor that it makes, where known. peer [N]: the other rank of a SEND or RECV, -1 none. transaction [N]:
     index into `transactions`, equal texts on two ranks are one transfer, -1 none. tensor [N]: index into `tensors` (a
-    tensor, or the bucket that holds several), -1 none. topology: how collectives travel.
+    tensor, or the bucket that holds several), -1 none.
 
     before, after [E]: edges that the recorder knows (`after` may not start before `before` has ended). Order on a
-    stream is no edge here. memory_s, memory_bytes [M]: allocated on the device at these seconds.
-    notices: what the importer assumed or left out, one sentence each.
+    stream is no edge here.
     """
 
-    source: str
-    format: str
-    rank: int
-    world: int | None
-    machine: str | None
-    job: str
-    epoch_ns: int
     names: tuple[str, ...]
-    streams: tuple[str, ...]
-    groups: tuple[Group, ...]
     transactions: tuple[str, ...]
     tensors: tuple[str, ...]
-    topology: Topology
     kind: np.ndarray
     stream: np.ndarray
     name: np.ndarray
@@ -97,9 +82,31 @@ class RankTrace:
     tensor: np.ndarray
     before: np.ndarray
     after: np.ndarray
-    memory_s: np.ndarray
-    memory_bytes: np.ndarray
-    notices: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.start_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace(EventColumns):
+    """N events of one rank in order of start.
+
+    source: the file, for messages. format: what wrote it, such as "kineto". world: ranks of the job, None unknown.
+    machine: what the clock belongs to; None where unknown. job: what tells jobs apart (an id, or ""), epoch_ns: the
+    rank's clock at second 0. topology: how collectives travel. memory_s, memory_bytes [M]: allocated on the device at
+    these seconds. notices: what the importer assumed or left out, one sentence each.
+    """
+
+    source: str
+    format: str
+    rank: int
+    world: int | None
+    machine: str | None
+    job: str
+    epoch_ns: int
+    streams: tuple[str, ...]
+    groups: tuple[Group, ...]
+    topology: Topology
+    memory_s: np.ndarray
+    memory_bytes: np.ndarray
+    notices: tuple[str, ...] = ()

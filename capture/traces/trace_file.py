@@ -7,6 +7,7 @@ damage; never writes over a file that exists, and a file that exists is whole.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import tempfile
@@ -22,7 +23,7 @@ from capture.traces.opened import named
 from capture.traces.pairing import Agreement, Pairing
 from capture.traces.records import KINDS, Group, RankTrace, Topology
 
-__all__ = ["HEADER", "TraceFile", "check_new", "read_traces", "write_traces"]
+__all__ = ["HEADER", "TraceFile", "read_traces", "write_traces"]
 
 FORMAT, VERSION = "trainspace.traces", 1
 HEADER = "header.json"
@@ -39,20 +40,15 @@ class TraceFile:
     pairing: Pairing
 
 
-def check_new(path: str | Path) -> None:
-    """ValueError where there is a file already: this one is never written over."""
-    if Path(path).exists():
-        raise ValueError(f"{path}: must not exist yet, but does; give another name with -o")
-
-
 def write_traces(path: str | Path, traces: Sequence[RankTrace], pairing: Pairing) -> int:
-    """Writes a new file and gives its bytes. ValueError where one exists."""
+    """Writes a new file and gives its bytes. FileExistsError where there is one: it is never written over."""
     target = Path(path)
     header = {
         "format": FORMAT, "version": VERSION, "pairing": dataclasses.asdict(pairing),
         "ranks": [{name: _plain(getattr(trace, name)) for name in PLAIN} for trace in traces],
     }  # fmt: skip
-    with named(str(target)):
+    with named(str(target), "write"):
+        _check_absent(target)
         number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(number, "wb") as file:
@@ -76,11 +72,15 @@ def _place(temporary: str, target: Path) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        check_new(target)
         raise
     except OSError:  # a file system without links
-        check_new(target)
+        _check_absent(target)
         os.replace(temporary, target)
+
+
+def _check_absent(target: Path) -> None:
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
 
 
 def _umask() -> int:

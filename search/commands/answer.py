@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ import numpy as np
 from results.files import as_user_error, dump_json
 from results.store import is_run
 
-__all__ = ["NOTHING_FEASIBLE", "answer", "check_free", "check_new", "check_writable", "json_text", "tell", "write"]
+__all__ = [
+    "NOTHING_FEASIBLE",
+    "answer",
+    "check_free",
+    "check_new",
+    "check_writable",
+    "json_text",
+    "tell",
+    "write",
+    "write_new",
+]
 
 NOTHING_FEASIBLE = 3
 INPUTS = (
@@ -75,10 +86,19 @@ def check_free(args: argparse.Namespace, name: str) -> None:
         raise ValueError(f"{path}: an output must not replace a file of a run; give another file")
 
 
-def check_new(name: str) -> None:
-    """ValueError where `name` exists: of files that people edit, none is replaced."""
-    if Path(name).exists():
-        raise ValueError(f"{name}: must not replace a file that exists; give another name, or remove it")
+def check_new(name: str, *, remedy: str = "remove it") -> None:
+    """ValueError where `name` exists: of files that people edit or measured, none is replaced."""
+    if os.path.lexists(name):
+        raise ValueError(f"{name}: must not replace a file that exists; give another name, or {remedy}")
+
+
+def write_new(name: str, make: Callable[[], int]) -> int:
+    """What `make` gives, which writes the new file `name`; ValueError where another has written it meanwhile."""
+    try:
+        return make()
+    except FileExistsError:
+        check_new(name)
+        raise
 
 
 def check_writable(args: argparse.Namespace, name: str) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from capture.installed import require_installed
 from capture.traces.pairing import Agreement, Pairing, pair
 from capture.traces.records import KINDS, Kind, RankTrace
-from capture.traces.trace_file import check_new, read_traces, write_traces
+from capture.traces.trace_file import read_traces, write_traces
 from hardware.units import format_bytes, format_seconds
 from results.report.text import columns
-from search.commands.answer import answer, check_writable
+from search.commands.answer import answer, check_new, check_writable, write_new
 
 __all__ = ["read", "show"]
 
@@ -32,7 +32,7 @@ def read(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     traces = read_all(args.files)
     pairing = pair(traces)
-    nbytes = None if args.output is None else write_traces(args.output, traces, pairing)
+    nbytes = None if args.output is None else write_new(args.output, lambda: write_traces(args.output, traces, pairing))
     seconds = time.perf_counter() - start
     told = argparse.Namespace(**{**vars(args), "output": None})
     head = f"{len(traces)} of {_world(traces)} ranks in {format_seconds(seconds)}"

@@ -9,10 +9,10 @@ from typing import Any
 from capture.align import Alignment, align, moved
 from capture.traces.pairing import pair
 from capture.traces.records import RankTrace
-from capture.traces.trace_file import check_new, read_traces, write_traces
+from capture.traces.trace_file import read_traces, write_traces
 from hardware.units import format_seconds
 from results.report.text import columns
-from search.commands.answer import answer, check_writable
+from search.commands.answer import answer, check_new, check_writable, write_new
 
 __all__ = ["run"]
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.file}: {error}") from error
     traces = moved(held.traces, found)
     if args.output is not None:
-        write_traces(args.output, traces, pair(traces))
+        write_new(args.output, lambda: write_traces(args.output, traces, pair(traces)))
     told = argparse.Namespace(**{**vars(args), "output": None})
     answer(told, text=_text(args, found, traces), data=_data(args, found, traces))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from estimator.breakdown import Breakdown, Difference, breakdown, differences
 from estimator.timeline import Timeline
 from hardware.units import format_seconds
+from results.files import as_user_error
 from results.report.occupancy import difference_table
 from results.report.text import columns
 from search.commands.answer import answer, tell
@@ -17,6 +19,8 @@ from search.commands.point import read_point
 from search.commands.trace_measured import measured_step
 
 __all__ = ["run"]
+
+HEAD = 1 << 16
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,9 +42,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _timeline(args: argparse.Namespace, target: str) -> tuple[Timeline, str]:
     """A step to compare, and what it is."""
-    if Path(target).is_file() and zipfile.is_zipfile(target):
-        return measured_step(target, args.iteration)
+    if Path(target).is_file():
+        if zipfile.is_zipfile(target):
+            return measured_step(target, args.iteration)
+        if not _may_be_configuration(target):
+            raise ValueError(
+                f"{target}: a diff takes files of `search trace import -o` and configurations, but this is neither; a "
+                f"recorder's trace is imported first: search trace import {target} -o job.dfg"
+            )
     return _of_configuration(target, args.reference)
+
+
+def _may_be_configuration(target: str) -> bool:
+    """Whether a file is text, and none that an importer of traces reads, if these are installed."""
+    with as_user_error(Path(target), "read"), open(target, "rb") as file:
+        head = file.read(HEAD)
+    try:
+        text = head[: head.rfind(b"\n") + 1 or None].decode()
+    except UnicodeDecodeError:
+        return False
+    if "\0" in text or importlib.util.find_spec("msgspec") is None:
+        return "\0" not in text
+    from capture.traces.recognise import looks_like_trace  # which needs the extra `traces`
+
+    return not looks_like_trace(head)
 
 
 def _of_configuration(target: str, reference: str | None) -> tuple[Timeline, str]:

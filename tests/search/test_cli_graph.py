@@ -156,7 +156,7 @@ def test_a_graph_goes_to_a_file_of_every_format_and_no_file_is_replaced_unasked(
     (tmp_path / "out").write_text("mine")
     refused = search(*words)
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
-    assert "out: exists already; give another file, or --force to replace it" in refused.err
+    assert "out: must not replace a file that exists; give another name, or --force to replace it" in refused.err
     assert (tmp_path / "out").read_text() == "mine"
     assert search(*words, "--force").code == 0
     assert (tmp_path / "out").read_bytes() == content

@@ -48,10 +48,28 @@ def test_bad_input_is_one_line_and_nothing_is_half_imported(ranks, tmp_path, cap
     assert "must not replace the input" in capsys.readouterr().err
     assert main(["trace", "import", *ranks, "-o", str(out)]) == 0
     assert main(["trace", "import", *ranks, "-o", str(out)]) == 2
-    assert "must not exist yet" in capsys.readouterr().err
+    assert "job.dfg: must not replace a file that exists; give another name, or remove it" in capsys.readouterr().err
 
 
 def test_an_installation_without_the_extra_is_told_which(ranks, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["trace", "import", *ranks]) == 2
     assert "needs msgspec, which this installation lacks; pip install 'trainspace[traces]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["recorder's", b"\x1f\x8b\x08junk", b"\0\1\2\n", b"\xff\xfe{}\n"])
+def test_a_diff_of_what_was_not_imported_says_how_to(ranks, tmp_path, capsys, content):
+    path = tmp_path / "0.jsonl"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    assert main(["trace", "diff", str(path), str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"is imported first: search trace import {path} -o job.dfg")
+
+
+def test_a_file_that_appears_while_traces_are_read_is_not_replaced(ranks, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "job.dfg"
+    monkeypatch.setattr("search.commands.trace.check_new", lambda name: out.write_text("mine"))
+    assert main(["trace", "import", *ranks, "-o", str(out)]) == 2
+    assert "job.dfg: must not replace a file that exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"

@@ -69,7 +69,7 @@ def test_clocks_that_were_moved_are_moved_back(shared, tmp_path, capsys):
     assert all(abs(node["offset_s"]) < 1e-6 for node in again["nodes"])
     assert any("moved by" in note for note in read_traces(aligned).traces[1].notices)
     assert main(["trace", "align", str(raw), "-o", str(aligned)]) == 2
-    assert "must not exist yet" in capsys.readouterr().err
+    assert "must not replace a file that exists; give another name, or remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["align", "replay"])

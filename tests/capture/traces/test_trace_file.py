@@ -48,7 +48,7 @@ def test_a_file_is_never_written_over_and_nothing_is_left_behind(tmp_path, trace
     path = tmp_path / "out" / "a.dfg"
     write_traces(path, traces, pair(traces))
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"a\.dfg: must not exist yet, but does"):
+    with pytest.raises(FileExistsError, match=r"a\.dfg"):
         write_traces(path, traces[:1], pair(traces[:1]))
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["a.dfg"]
