@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-__all__ = ["Bucketed", "bare", "observe"]
+__all__ = ["NUMBERED", "Bucketed", "bare", "observe"]
 
+NUMBERED = ',"id":%d'
 Hook = Callable[[Any, Any], Any]
 
 
@@ -28,21 +29,22 @@ class Bucketed:
         self.texts: dict[tuple[int, int], tuple[str, str]] = {}
         self.last: dict[int, tuple[int, int]] = {}  # of each bucket: the iteration in which it went, and its round
 
-    def copied(self, bucket: GradBucket) -> tuple[str, int]:
-        """Marks that a bucket is filled; gives the line of its collective, and how often it went before."""
+    def copied(self, bucket: GradBucket) -> tuple[str, int, int]:
+        """Marks that a bucket is filled: the line of its collective, how often it went before, the copy's number."""
         buffer, index = bucket.buffer(), bucket.index()
         nbytes = buffer.numel() * buffer.element_size()
         found = self.texts.get((index, nbytes))
         if found is None:
-            copy = line(f"CAT.{index}", "BW", bucket=index, bytes=nbytes)
+            copy = line(f"CAT.{index}", "BW", bucket=index, bytes=nbytes, tail=NUMBERED)
             whole = line(f"AR.{index}", "COMM", bucket=index, bytes=nbytes, tail=f',"tx":"b{index}|r%d"')
             found = self.texts[index, nbytes] = copy, whole
             for parameter in bucket.parameters():
                 self.recorder.bucket_of[self.names[id(parameter)]] = index
-        self.recorder.mark(found[0])
+        number = next(self.recorder.ids)
+        self.recorder.mark(found[0], number)
         iteration, before = self.recorder.iteration, self.last.get(index, (-1, 0))
         self.last[index] = iteration, before[1] + 1 if before[0] == iteration else 0
-        return found[1], self.last[index][1]
+        return found[1], self.last[index][1], number
 
 
 def observe(model: Any, recorder: Recorder, names: dict[int, str]) -> None:  # noqa: ANN401 - a model of torch
@@ -66,7 +68,7 @@ def recorded(hook: Hook, known: Bucketed) -> Hook:
     recorder = known.recorder
 
     def observed(state: object, bucket: GradBucket) -> Any:  # noqa: ANN401 - a future of torch
-        (text, round), iteration = known.copied(bucket), recorder.iteration
+        (text, round, _), iteration = known.copied(bucket), recorder.iteration
         posted = recorder.clock()
 
         def done(future: torch.futures.Future[Any]) -> torch.Tensor:

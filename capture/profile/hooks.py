@@ -76,12 +76,24 @@ class Marks:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
                 text = gradient_line(name, parameter)
-                self.handles.append(parameter.register_post_accumulate_grad_hook(_Mark(recorder, text, text, self)))
+                self.handles.append(_first_hook(parameter, _Mark(recorder, text, text, self)))
 
     def remove(self) -> None:
         """Takes the marks off."""
         for handle in self.handles:
             handle.remove()
+
+
+def _first_hook(parameter: torch.Tensor, mark: _Mark) -> Any:  # noqa: ANN401 - a handle of torch
+    """Registers a mark before what sends the gradient off. Torch calls hooks in the order in which they were put in."""
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    others = [*hooks.items()] if hooks else []
+    for key, _ in others:
+        del hooks[key]
+    handle = parameter.register_post_accumulate_grad_hook(mark)
+    if others:
+        hooks.update(others)
+    return handle
 
 
 def gradient_line(name: str, parameter: torch.Tensor) -> str:

@@ -87,14 +87,14 @@ class Profile:
 
     def stop(self, *, together: bool = True) -> None:
         """Takes all hooks off and closes the file. together: all ranks do, so clocks are compared once more."""
-        if self.recorder in running:
-            running.remove(self.recorder)
         for undo in (*self.undo, *(marks.remove for marks in self.models)):
             undo()
         self.undo.clear()
         if together and self.parallel:
             self._probe("end")
         self.recorder.close()
+        if self.recorder in running:
+            running.remove(self.recorder)
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:

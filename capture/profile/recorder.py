@@ -20,6 +20,7 @@ __all__ = ["FORMAT", "VERSION", "WARM_UP", "Recorder", "current", "line", "runni
 FORMAT, VERSION = "trainspace.trace", 1
 WARM_UP = 2
 """Iterations that are not written: the first allocates and compiles, the second's memory is looked at."""
+PATIENCE_S, POLL_S = 1.0, 1e-3  # for transfers that other ranks have had, and this one's threads not yet told of
 
 Event = tuple[Any, ...]
 
@@ -47,7 +48,7 @@ class Recorder:
 
     events: (text, start, end, iteration, more), appended by whoever saw them end. at: the last mark of the thread that
     computes; what follows is timed from there. iteration: the one that runs. bucket_of: of each tensor. ids: numbers
-    for events that others name.
+    for events that others name. under_way: transfers of other threads that have not ended.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any], *, warm_up: int = WARM_UP) -> None:
@@ -55,6 +56,7 @@ class Recorder:
         self.events: list[Event] = []
         self.bucket_of: dict[str, int] = {}
         self.ids = itertools.count()
+        self.under_way: set[int] = set()
         self.iteration, self.at, self.began = 0, 0, 0
         self.written = 0  # iterations
         self.clock: Callable[[], int] = time.time_ns
@@ -67,18 +69,24 @@ class Recorder:
         """An iteration begins."""
         self.began = self.at = self.clock()
 
-    def mark(self, text: str) -> None:
+    def mark(self, text: str, *more: int) -> None:
         """What the computing thread did since its last mark."""
         now = self.clock()
-        self.events.append((text, self.at, now, self.iteration))
+        self.events.append((text, self.at, now, self.iteration, *more))
         self.at = now
+
+    def started(self) -> int:
+        """A transfer is under way in another thread; the number is its event's, and is discarded from `under_way`."""
+        number = next(self.ids)
+        self.under_way.add(number)
+        return number
 
     def end(self) -> None:
         """The iteration has ended: its lines are written, unless it was for warming up."""
         now = self.clock()
         self.events.append((ITERATION, self.began, now, self.iteration))
         if self.iteration < self.warm_up:
-            self.events[:] = [event for event in self.events if event[3] < 0]
+            self.events[:0] = self._taken()  # what is of no iteration, or of one that another rank began before
         else:
             self.flush()
             self.written += 1
@@ -91,19 +99,25 @@ class Recorder:
             self.events.clear()
             return
         with self.lock:
-            mine = self.events[: len(self.events)]
-            del self.events[: len(mine)]  # other threads append meanwhile
-            mine.sort(key=_end)
-            told = [event[0] % event[1:] for event in mine]
+            told = [event[0] % event[1:] for event in sorted(self._taken(), key=_end)]
             if not self.header_written and told:
                 told.insert(0, self._header())
                 self.header_written = True
             _write(self.file, "".join(told).encode())
 
+    def _taken(self) -> list[Event]:
+        """What was collected, without iterations for warming up. Other threads append meanwhile."""
+        mine = self.events[: len(self.events)]
+        del self.events[: len(mine)]
+        return [event for event in mine if not 0 <= event[3] < self.warm_up]
+
     def close(self) -> None:
         """Writes the rest. A file that holds nothing is taken away again."""
         if self.file is None:
             return
+        until = time.monotonic() + PATIENCE_S
+        while self.under_way and time.monotonic() < until:
+            time.sleep(POLL_S)
         self.flush()
         if os.getpid() == self.pid:
             os.close(self.file)

@@ -7,6 +7,7 @@ equal (Patarasuk and Yuan 2009). Tensors larger than a part go around part by pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,12 @@ from capture.profile.recorder import Recorder, line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Ring", "parts_of_tensor"]
+__all__ = ["PartBytes", "Ring", "parts_of_tensor"]
 
 TAG = 8_000
+
+PartBytes = float | Sequence[float]
+"""What is sent at once of a bucket: of all, or of each by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class _Step:
 class Ring:
     """All-reduces flat tensors around the ranks of a group. Steps of a tensor are laid out once."""
 
-    def __init__(self, group: Any = None, *, part_bytes: float = float("inf")) -> None:  # noqa: ANN401 - of torch
+    def __init__(self, group: Any = None, *, part_bytes: PartBytes = float("inf")) -> None:  # noqa: ANN401 - of torch
         import torch.distributed as dist
 
         self.group, self.part_bytes = group, part_bytes
@@ -89,7 +93,7 @@ class Ring:
         if key not in self.laid:
             self.laid[key] = [
                 step
-                for number, part in enumerate(parts_of_tensor(flat, self.part_bytes))
+                for number, part in enumerate(parts_of_tensor(flat, self.part_bytes, bucket))
                 for step in self._part(part, bucket, number)
             ]
         return self.laid[key]
@@ -123,7 +127,8 @@ class Ring:
         return text("SEND", self.me, self.right, mine), text("RECV", self.left, self.me, theirs), reduce
 
 
-def parts_of_tensor(flat: torch.Tensor, part_bytes: float) -> list[torch.Tensor]:
-    """A flat tensor cut into parts of at most these bytes, as equal as can be."""
-    count = max(1, -int(-(flat.numel() * flat.element_size()) // part_bytes))
+def parts_of_tensor(flat: torch.Tensor, part_bytes: PartBytes, bucket: int) -> list[torch.Tensor]:
+    """A bucket's flat tensor cut into parts of at most these bytes, as equal as can be."""
+    most = part_bytes[bucket] if isinstance(part_bytes, Sequence) else part_bytes
+    count = max(1, -int(-(flat.numel() * flat.element_size()) // most))
     return list(flat.tensor_split(min(count, max(flat.numel(), 1))))

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from capture.profile.buckets import Bucketed, bare
-from capture.profile.communicator import Communicator, Reduces
+from capture.profile.buckets import NUMBERED, Bucketed, bare
+from capture.profile.communicator import communicator
 from capture.profile.hooks import names_of
 from capture.profile.recorder import current, line
-from capture.profile.ring import Ring
+from capture.profile.ring import PartBytes
 from capture.traces.records import Topology
 
 if TYPE_CHECKING:
@@ -37,12 +37,14 @@ class Synchroniser:
     """Averages the gradients of `model`. All ranks make one with the same arguments; rank 0's weights go to all.
 
     buckets: names of parameters, in the order in which buckets are sent; otherwise filled in reverse order of the
-    model's parameters, closed once they hold `bucket_bytes`. part_bytes: what is sent at once of a bucket.
+    model's parameters, closed once they hold `bucket_bytes`. part_bytes: what is sent at once of a
+    bucket, of all or of each. servers, priority: of a parameter server (server.py).
     """
 
     def __init__(
         self, model: nn.Module, *, buckets: Sequence[Sequence[str]] | None = None, bucket_bytes: float = BUCKET_BYTES,
-        topology: Topology = Topology.RING, part_bytes: float = float("inf"), group: Any = None,  # noqa: ANN401
+        topology: Topology = Topology.RING, part_bytes: PartBytes = float("inf"), servers: Sequence[int] = (0,),
+        priority: bool = False, group: Any = None,  # noqa: ANN401
     ) -> None:  # fmt: skip
         import torch.distributed as dist
 
@@ -54,7 +56,8 @@ class Synchroniser:
         self.iteration = -1
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=dist.get_process_group_ranks(group or dist.group.WORLD)[0], group=group)
-        self.communicator = Communicator(_topology(topology, group, part_bytes))
+        self.topology = topology
+        self.communicator = communicator(topology, group, part_bytes=part_bytes, servers=servers, priority=priority)
         self.handles = [
             parameter.register_post_accumulate_grad_hook(_Ready(self, bucket))
             for bucket in self.buckets
@@ -100,13 +103,15 @@ class Synchroniser:
 
     def _send(self, bucket: _Bucket) -> None:
         self.sent += 1
-        recorder = current()
+        recorder, number = current(), 0
         bucket.fill(1.0 / self.world)
         if recorder is not None:
             recorder.bucket_of.update(dict.fromkeys(bucket.names, bucket.index))
-            recorder.mark(bucket.copies)
+            recorder.meta["topology"] = self.topology.value
+            number = next(recorder.ids)
+            recorder.mark(bucket.copies, number)
         bucket.done.clear()
-        self.communicator.submit(bucket.flat, bucket.index, recorder, self.round, bucket.reduced)
+        self.communicator.submit(bucket.flat, bucket.index, recorder, self.round, number, bucket.reduced)
 
     def _finish(self) -> None:
         """The backward pass is over: what had no gradient counts as zero, as all ranks must send the same."""
@@ -142,7 +147,9 @@ class _Bucket:
         sizes = [p.numel() for p in self.parameters]
         self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [view.view_as(p) for view, p in zip(self.flat.split(sizes), self.parameters, strict=True)]
-        self.copies = line(f"CAT.{index}", "BW", bucket=index, bytes=self.flat.numel() * self.flat.element_size())
+        self.copies = line(
+            f"CAT.{index}", "BW", bucket=index, bytes=self.flat.numel() * self.flat.element_size(), tail=NUMBERED
+        )
         self.missing = len(names)
         self.done = threading.Event()
         self.error: BaseException | None = None
@@ -203,33 +210,27 @@ def filled(named: dict[str, nn.Parameter], bucket_bytes: float) -> list[list[str
     return buckets
 
 
-def _topology(topology: Topology, group: Any, part_bytes: float) -> Reduces:  # noqa: ANN401 - a group of torch
-    if topology is Topology.RING:
-        return Ring(group, part_bytes=part_bytes)
-    raise ValueError(f"gradients travel by a ring or a parameter server, but not by {topology.value}; choose one")
-
-
 def comm_hook(
-    model: Any,  # noqa: ANN401 - of torch
-    *,
-    topology: Topology = Topology.RING,
-    part_bytes: float = float("inf"),  # noqa: ANN401 - of torch
-) -> tuple[None, Any]:
+    model: Any, *, topology: Topology = Topology.RING, part_bytes: PartBytes = float("inf"),  # noqa: ANN401 - of torch
+    servers: Sequence[int] = (0,), priority: bool = False,
+) -> tuple[None, Any]:  # fmt: skip
     """What `register_comm_hook` of a DistributedDataParallel takes: its buckets go by a topology of ours."""
     import torch
     import torch.distributed as dist
 
     world = dist.get_world_size(model.process_group)
-    communicator = Communicator(_topology(topology, model.process_group, part_bytes))
+    group = model.process_group
+    runs = communicator(topology, group, part_bytes=part_bytes, servers=servers, priority=priority)
     names, known = names_of(model.module), dict[int, Bucketed]()
 
     def reduce(_: object, bucket: GradBucket) -> Any:  # noqa: ANN401 - a future of torch
         recorder, index = current(), bucket.index()
         flat = bucket.buffer().mul_(1.0 / world)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        round = 0
+        round = number = 0
         if recorder is not None:
-            _, round = known.setdefault(id(recorder), Bucketed(recorder, names)).copied(bucket)
+            recorder.meta["topology"] = topology.value
+            _, round, number = known.setdefault(id(recorder), Bucketed(recorder, names)).copied(bucket)
 
         def then(error: BaseException | None) -> None:
             if error is None:
@@ -237,7 +238,7 @@ def comm_hook(
             else:
                 future.set_exception(error)  # type: ignore[arg-type]
 
-        communicator.submit(flat, index, recorder, round, then)
+        runs.submit(flat, index, recorder, round, number, then)
         return future
 
     return None, bare(reduce)

@@ -22,7 +22,7 @@ import numpy as np
 from capture.traces.implied import implied
 from capture.traces.joined import Events, event_name, join, missing_ranks
 from capture.traces.operations import OP_OF, OPS, Op, Queue
-from capture.traces.records import KINDS, Kind, RankTrace
+from capture.traces.records import KINDS, Kind, RankTrace, Topology
 
 __all__ = ["GlobalDfg", "build"]
 
@@ -37,7 +37,8 @@ class GlobalDfg:
     iteration -1 outside of any. nbytes [K]: NaN unknown. start_s, end_s [K]: measured, transfers clipped, on one axis.
     seconds [K]: alone. lag_s [K]: from the end of its last predecessor to its start, where that is the host's own.
     release_s [K]: of a BEGIN, its start after the first rank's; 0 else. before, after [E]: edges within an iteration.
-    memory: (seconds, bytes) per rank as sampled. notices: what was assumed.
+    memory: (seconds, bytes) per rank as sampled. notices: what was assumed. topology: how tensors travel, where the
+    recorders know and agree.
     """
 
     ranks: tuple[int, ...]
@@ -61,6 +62,7 @@ class GlobalDfg:
     after: np.ndarray
     memory: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notices: tuple[str, ...] = ()
+    topology: Topology = Topology.UNKNOWN
 
     def __len__(self) -> int:
         return len(self.op)
@@ -174,8 +176,12 @@ class _Builder:
             before=before, after=after, memory=tuple(
                 (trace.memory_s + (trace.epoch_ns - events.epoch_ns) * NS, trace.memory_bytes)
                 for trace in events.traces
-            ), notices=tuple(dict.fromkeys(self.notices)),
+            ), notices=tuple(dict.fromkeys(self.notices)), topology=self._topology(),
         )  # fmt: skip
+
+    def _topology(self) -> Topology:
+        told = {trace.topology for trace in self.events.traces}
+        return told.pop() if len(told) == 1 else Topology.UNKNOWN
 
     def _spans(self, kept: np.ndarray) -> list[tuple[tuple[int, int], tuple[float, float]]]:
         """(rank, iteration) and its (begin, end): by the mark, and never less than its operations."""

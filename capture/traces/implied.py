@@ -4,7 +4,8 @@
 - A rank hands a tensor over when the last compute that ended before the transfer was posted has ended (of a bucket of
   gradients: the backward operation that makes its last tensor).
 - A SEND or RECV of a tensor waits for what its rank last received of that tensor from each peer and reduced of it; the
-  first of a tensor waits for the tensor, and for what its communication thread did before.
+  first of a tensor (its reduction, on a server that works too) waits for the tensor, and for what its communication
+  thread did before.
 - Compute waits for a tensor where its stream stood idle until the tensor was there; and the first compute after the
   last tensor of an iteration (the update) waits for all of them.
 
@@ -78,9 +79,9 @@ class _Implied:
         self.transfer = {code[Kind.SEND], code[Kind.RECV]}
         self.works = {code[Kind.COMPUTE], code[Kind.COPY]}
         order = kept[np.argsort(events.start_s[kept], kind="stable")].tolist()
-        moved = {self._slot(i) for i in order if self.kind[i] in self.transfer and self.tensor[i] >= 0}
+        self.moved = {self._slot(i) for i in order if self.kind[i] in self.transfer and self.tensor[i] >= 0}
         whole = code[Kind.COLLECTIVE]
-        self.envelope = {self._slot(i): i for i in order if self.kind[i] == whole and self._slot(i) in moved}
+        self.envelope = {self._slot(i): i for i in order if self.kind[i] == whole and self._slot(i) in self.moved}
         hulls = set(self.envelope.values())
         self.order = [i for i in order if i not in hulls]
         self.place = {i: k for k, i in enumerate(self.order)}
@@ -177,11 +178,15 @@ class _Implied:
                     self._enqueue(i, node, f"{name}: transfers" + (f" ({lane + 1})" if lane else ""))
 
     def _main_streams(self) -> dict[tuple[int, int], tuple[list[int], list[float], list[float]]]:
-        """Of each rank and iteration the compute of the stream that computes most: events, starts, ends."""
+        """Of each rank and iteration the compute of the stream that computes most: events, starts, ends.
+
+        What is done to tensors that travel, such as to reduce them, counts only where nothing else is computed.
+        """
         lasts: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        compute = self.codes[Kind.COMPUTE]
-        for i in self.order:
-            if self.kind[i] == compute:
+        computes = [i for i in self.order if self.kind[i] == self.codes[Kind.COMPUTE]]
+        own = {self.node[i] for i in computes if self._slot(i) not in self.moved}
+        for i in computes:
+            if self._slot(i) not in self.moved or self.node[i] not in own:
                 lasts[self.node[i]][self.queue[i]] += self.end[i] - self.start[i]
         most = {max(table, key=table.__getitem__) for table in lasts.values()}
         rows: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -292,7 +297,7 @@ class _Implied:
             before = [b for b in (self._latest(table, i) for table in slots[slot].values()) if b is not None]
             for b in before:
                 self._edge(self.place[b], self.place[i])
-            if not before and self.kind[i] in self.transfer:
+            if not before and (self.kind[i] in self.transfer or self.kind[i] == self.codes[Kind.COMPUTE]):
                 self._first_of(slot, i, done)
         for slot, tables in ((slot, tables) for slot, tables in slots.items() if tables):
             last = [who[-1] for _, who in tables.values()]
@@ -339,8 +344,14 @@ class _Implied:
             self._edge(before, after)
 
     def _hands_over(self, b: int, a: int) -> bool:
-        """Whether b makes what transfer a sends: compute, and no reduction between transfers."""
-        return self.kind[a] in self.transfer and b in self.computing
+        """Whether b makes what transfer a sends: compute, and no reduction between transfers.
+
+        A server that works too may have received of the tensor before it made its own.
+        """
+        head = self.heads.get(self._slot(a))
+        if head is None or self.kind[a] not in self.transfer or b not in self.computing:
+            return False
+        return self.end[b] <= self.out.virtual[head - len(self.order)].second + TOUCH_S
 
     def _wait(self) -> None:
         """Compute that waits for tensors."""

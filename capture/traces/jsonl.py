@@ -259,7 +259,7 @@ def _edges(source: str, events: list[_Event], bucket_of: dict[str, int]) -> list
 
 
 def _bucket_edges(events: list[_Event], bucket_of: dict[str, int]) -> list[tuple[int, int]]:
-    """Gradients go before the transfer of their bucket, that before the update; RECVs before what passes them on.
+    """Gradients go before their copy and transfer, that before the update; RECVs before what passes them on.
 
     Only where recorded times agree.
     """
@@ -272,7 +272,14 @@ def _bucket_edges(events: list[_Event], bucket_of: dict[str, int]) -> list[tuple
             ready[e.it, bucket].append(number)
         elif bucket is not None:
             found[e.it, e.cat, bucket, e.step or 0] = number
-    edges = []
+    edges = [
+        (first, copy)
+        for made in ready.values()
+        for copy in made
+        if events[copy].bucket is not None
+        for first in made
+        if first != copy and events[first].bucket is None
+    ]
     for (it, cat, bucket, step), number in found.items():
         before = [found.get((it, "RECV", bucket, step))] if cat == "RED" else []
         if cat == "SEND":

@@ -242,10 +242,11 @@ def _gradients(
             for maker in [b] if b in place else feeds[b]:
                 if maker in place:
                     makers[tensor].append(place[maker])
+    copied = _copied(dfg, ops, sent, place, feeds)
     nbytes = _bytes_of(dfg, ops, sent)
     found, gradients, can_cut = [], [], True
     for tensor in sent.tolist():
-        made = sorted(set(makers[tensor])) or [0]
+        made = sorted(set(copied[tensor] or makers[tensor])) or [0]
         found.append(Bucket(nbytes=nbytes[tensor], op=made[-1], names=(dfg.tensors[tensor],)))
         sizes = np.nan_to_num(dfg.nbytes[row[made]])
         can_cut = can_cut and abs(float(sizes.sum()) - nbytes[tensor]) <= WHOLE * nbytes[tensor]
@@ -257,14 +258,26 @@ def _gradients(
     return tuple(order), tuple(sorted(gradients, key=lambda gradient: gradient.op)), can_cut
 
 
+def _copied(
+    dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray, place: dict[int, int], feeds: dict[int, list[int]]
+) -> dict[int, list[int]]:
+    """What is copied into each bucket, where the trace has copies that tell their bytes: no transfer says it better."""
+    copied: dict[int, list[int]] = defaultdict(list)
+    copies = dfg.is_op(Op.COMPUTE)[ops] & np.isin(dfg.tensor[ops], sent) & (dfg.node[ops] == 0) & (dfg.nbytes[ops] > 0)
+    for i in ops[copies].tolist():
+        copied[int(dfg.tensor[i])] += [place[b] for b in feeds[i] if b in place and dfg.nbytes[b] > 0]
+    return copied
+
+
 def _bytes_of(dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray) -> dict[int, float]:
-    """Bytes of each tensor: of its collective, or of all chunks that a rank of n receives, times n / 2 (n - 1)."""
+    """Bytes of each tensor: of its collective, its copy, or of all that a rank of n receives, times n / 2 (n - 1)."""
     out = {}
     mine = ops[dfg.node[ops] == 0]
     n = len(dfg.ranks)
     for tensor in sent.tolist():
         of = mine[dfg.tensor[mine] == tensor]
-        whole, chunks = of[dfg.is_op(Op.COLLECTIVE)[of]], of[dfg.is_op(Op.RECV)[of]]
+        whole, chunks = of[dfg.is_op(Op.COLLECTIVE, Op.COMPUTE)[of]], of[dfg.is_op(Op.RECV)[of]]
+        whole = whole[dfg.nbytes[whole] > 0]  # of reductions, and of copies that tell none, nothing is known
         total = dfg.nbytes[whole].max() if len(whole) else dfg.nbytes[chunks].sum() * n / max(2 * (n - 1), 1)
         if not total > 0:
             raise ValueError(
@@ -309,6 +322,7 @@ def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     told from rate, and counts as none.
     """
     n, notices = len(dfg.ranks), []
+    topology = Topology.PARAMETER_SERVER if dfg.topology is Topology.PARAMETER_SERVER else Topology.RING
     moves, steps = dfg.is_op(Op.RECV) & (dfg.nbytes > 0), 1
     if not moves.any():
         moves, steps = dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0), 2 * (n - 1)
@@ -321,7 +335,7 @@ def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     if np.ptp(size) > WHOLE * size.max():
         per_byte, latency = np.polyfit(size, seconds, 1)
         if per_byte > 0.0 and latency >= 0.0:
-            return Link(bytes_per_s=float(1.0 / per_byte), latency_s=float(latency)), Topology.RING, notices
+            return Link(bytes_per_s=float(1.0 / per_byte), latency_s=float(latency)), topology, notices
     else:
         notices.append("all transfers have one size: latency cannot be told from rate and counts as none")
-    return Link(bytes_per_s=float(size.sum() / seconds.sum())), Topology.RING, notices
+    return Link(bytes_per_s=float(size.sum() / seconds.sum())), topology, notices

@@ -15,14 +15,21 @@ import torch.distributed as dist
 from capture.profile import Synchroniser, comm_hook, profile
 from capture.profile.recorder import Recorder
 from capture.profile.ring import Ring
+from capture.traces.records import Topology
 
 STEPS, WIDTH = 6, 96
+SERVERS = {
+    "server": {"part_bytes": 20_000},
+    "servers": {"part_bytes": [9_000, 30_000, 10_000], "servers": (0, 1), "priority": True},
+}
 SIZES, PARTS = (1, 2, 7, 1000, 1001), (64.0, float("inf"))
 
 
 def sums(folder: Path, rank: int) -> dict[str, list[float]]:
     """Of whole numbers, which floats add exactly."""
-    recorder = Recorder(folder / "sums" / f"rank{rank}.jsonl", {"rank": rank, "world": dist.get_world_size()})
+    recorder = Recorder(
+        folder / "sums" / f"rank{rank}.jsonl", {"rank": rank, "world": dist.get_world_size()}, warm_up=0
+    )
     found = {}
     for bucket, (size, part) in enumerate((size, part) for size in SIZES for part in PARTS):
         flat = torch.arange(size, dtype=torch.float32) * (rank + 1)
@@ -69,6 +76,11 @@ def main() -> None:
     synchroniser = Synchroniser(inner, bucket_bytes=40_000, part_bytes=20_000)
     found["ring"] = trained(inner, inner, folder / "ring", rank)
     synchroniser.close()
+    for name, options in SERVERS.items():
+        inner = model()
+        synchroniser = Synchroniser(inner, bucket_bytes=30_000, topology=Topology.PARAMETER_SERVER, **options)
+        found[name] = trained(inner, inner, folder / name, rank)
+        synchroniser.close()
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -14,14 +14,15 @@ from capture.align import align, moved
 from capture.traces.dfg import build
 from capture.traces.pairing import pair
 from capture.traces.recognise import read_all
-from capture.traces.records import KINDS, Kind
+from capture.traces.records import KINDS, Kind, Topology
 from capture.traces.replay import replay_trace
-from capture.traces.what_if import Change, measured_job, predict
+from capture.traces.what_if import Change, link_of, measured_job, predict
 from tests.capture.profile.data_parallel import PARTS, SIZES, STEPS, WIDTH
 from tests.capture.profile.started import run_ranks
 
 WORLD, WARM = 2, 2
 QUIET = 1.0  # processes that run or wait, per core: above, what is measured is the machine's other work
+ALL = ("ddp", "hook", "ring", "server", "servers")
 SHIFT_NS = 50_000_000
 
 
@@ -68,11 +69,11 @@ def test_a_rank_sends_two_thirds_and_so_on_of_a_tensor_and_all_ranks_together_wh
 
 
 def test_all_synchronisers_train_the_same_weights_on_all_ranks(told):
-    for name in ("ddp", "hook", "ring"):
+    for name in ALL:
         assert told[0][name] == told[1][name] == told[0]["ddp"], name  # of two ranks, sums have one order
 
 
-@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+@pytest.mark.parametrize("name", ALL)
 def test_each_iteration_has_every_forward_gradient_copy_and_update_once(job, name):
     header, *events = lines(job, name, 0)
     linear = ("0.0", "1.0", "2.0", "3")
@@ -107,7 +108,24 @@ def test_transfers_of_a_bucket_carry_what_a_ring_must(job):
             assert abs(sent[key] - 2 * (WORLD - 1) / WORLD * nbytes) <= 8  # of an odd number one chunk is longer
 
 
-@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+def test_servers_get_each_part_once_from_every_other_worker_and_give_its_sum_to_all(job):
+    parts = {"server": [2, 2, 2], "servers": [5, 2, 4]}
+    for name in ("server", "servers"):
+        ranks = [lines(job, name, rank) for rank in range(WORLD)]
+        copies = {e["bucket"]: e["bytes"] for e in ranks[0][1:] if e["name"].startswith("CAT")}
+        assert [*copies.values()] == [4 * (WIDTH * WIDTH + WIDTH) + extra for extra in (4 * WIDTH + 4, 0, 0)]
+        for it in range(WARM, STEPS):
+            mine = [[e for e in events[1:] if e["it"] == it] for events in ranks]
+            for way in ("PUSH", "PULL"):
+                sent = [e for events in mine for e in events if e["cat"] == "SEND" and e["name"].startswith(way)]
+                come = [e for events in mine for e in events if e["cat"] == "RECV" and e["name"].startswith(way)]
+                assert sorted(e["tx"] for e in sent) == sorted(e["tx"] for e in come) == sorted({e["tx"] for e in sent})
+                assert sum(e["bytes"] for e in sent) == (WORLD - 1) * sum(copies.values())
+            added = Counter(e["bucket"] for events in mine for e in events if e["cat"] == "RED")
+            assert added == {bucket: WORLD * number for bucket, number in zip(copies, parts[name], strict=True)}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_clocks_that_differ_by_50_ms_are_found_and_the_job_replays_to_what_it_took(job, name):
     first, second = traces(job, name)
     off = replace(second, epoch_ns=second.epoch_ns + SHIFT_NS)
@@ -117,13 +135,14 @@ def test_clocks_that_differ_by_50_ms_are_found_and_the_job_replays_to_what_it_to
     assert found.identifiable[1]
     replayed = replay_trace(build(moved([first, off], found)))
     assert len(replayed.iterations) == STEPS - WARM
-    assert abs(replayed.worst_error) < 0.02  # as other jobs that just ran
+    # As other jobs that just ran. Two servers' threads share a link, which serves one transfer at a time in a graph.
+    assert abs(replayed.worst_error) < (0.3 if name == "servers" else 0.02)
     if os.getloadavg()[0] > QUIET * (os.cpu_count() or 1):
         pytest.skip("needs a quiet machine: offsets of microseconds")
     assert abs(found.offset_s[1] - truth) < 25e-6
 
 
-@pytest.mark.parametrize("name", ["ddp", "hook", "ring"])
+@pytest.mark.parametrize("name", ALL)
 def test_buckets_of_a_recording_can_be_cut_anew(job, name):
     dfg = build(traces(job, name))
     for number in dfg.iterations:
@@ -132,6 +151,8 @@ def test_buckets_of_a_recording_can_be_cut_anew(job, name):
         sizes = sorted(gradient.nbytes for gradient in one.job.gradients)
         assert sizes == sorted([4.0 * WIDTH * WIDTH] * 3 + [4.0 * WIDTH] * 4 + [4.0])
     assert np.all(predict(dfg, Change(bucket_bytes=1e9)).seconds > 0.0)
+    serves = name.startswith("server")
+    assert link_of(dfg)[1] is (Topology.PARAMETER_SERVER if serves else Topology.RING)
 
 
 def test_collectives_with_a_transaction_pair_by_it_and_not_by_their_ends(job):
