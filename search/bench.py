@@ -168,6 +168,17 @@ def _replay_events_per_s() -> float:
     return len(tasks) / min(_seconds(lambda: replay(tasks)) for _ in range(NUM_REPLAYS))
 
 
+def _replay_s() -> float:
+    """The published layout's step, unrolled and replayed operation by operation, warm: lowering and prices included."""
+    from estimator.detail.step import replay_step
+
+    space = load_space(MAIN)
+    strategy = next(iter(space.references.values()))
+    work = partial(replay_step, space.model, strategy, space.system, space.workload)
+    work()
+    return median(_seconds(work) for _ in range(NUM_REPLAYS))
+
+
 def _pipeline(*, stages: int, micro_batches: int, blocks: int) -> Tasks:
     """1F1B with traffic: 2 `blocks` + 1 tasks a pass on three streams a rank, 507 thousand for (16, 480, 16).
 
@@ -337,6 +348,7 @@ def _cases() -> Iterator[Case]:
     yield Case(name="evaluate_s", unit="s", better="lower", measure=_evaluate_s)
     yield Case(name="infer_s", unit="s", better="lower", measure=_infer_s)
     yield Case(name="front_points_per_s", unit="1/s", better="higher", measure=_front_points_per_s)
+    yield Case(name=f"replay_s.{MAIN}", unit="s", better="lower", measure=_replay_s)
     yield Case(name="replay_events_per_s", unit="1/s", better="higher", measure=_replay_events_per_s)
     rate = partial(_measured_traces, "trace_replay_events_per_s")
     yield Case(name="trace_replay_events_per_s", unit="1/s", better="higher", measure=rate)

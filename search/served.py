@@ -40,11 +40,12 @@ KEYS = (
     "name", "model", "capture", "system", "workload", "strategy", "fusion_rules", "objectives", "constraints",
     "reference",
 )  # fmt: skip
-REQUESTS = ("phase", "batch", "context", "output", "max_context")
+REQUESTS = ("phase", "batch", "context", "output", "max_context", "routing_skew", "acceptance")
 OBJECTIVES = {
     ServingPhase.PREFILL: ("time_to_first_token_s", "tokens_per_s_per_gpu"),
     ServingPhase.DECODE: ("time_per_output_token_s", "tokens_per_s_per_gpu"),
 }
+MOST_DRAFTS = 64
 _OF_TRAINING = {axis.name: axis for axis in AXES}
 
 
@@ -71,14 +72,19 @@ SERVED_AXES: tuple[Axis, ...] = (
     Axis(name="fusion", read=_OF_TRAINING["fusion"].read, write=_OF_TRAINING["fusion"].write, is_list=True),
     Axis(name="overlap_ep", read=_OF_TRAINING["sequence_parallel"].read, write=bool),
     Axis(name="absorb", read=_OF_TRAINING["sequence_parallel"].read, write=bool),
+    _OF_TRAINING["redundant_experts"],
+    Axis(name="drafts", read=lambda d, k, v: whole(d, k, v, 0, MOST_DRAFTS), write=_OF_TRAINING["tp"].write),
+    Axis(name="chunk", read=lambda d, k, v: whole(d, k, v, 0, MOST_TOKENS), write=_OF_TRAINING["tp"].write),
 )
 """Every choice of a deployment, in the canonical order; the batch stands before them all."""
 BATCH = Axis(name="batch", read=lambda d, k, v: whole(d, k, v, 1, MOST_TOKENS), write=_OF_TRAINING["tp"].write)
 DEFAULTS: dict[str, object] = {
     "tp": 1, "pp": 1, "ep": 1, "etp": 1, "weights": "bf16", "activations": "bf16", "kv_cache": "bf16",
-    "cuda_graph": None, "fusion": SERVED_FUSION, "overlap_ep": False, "absorb": True,
+    "cuda_graph": None, "fusion": SERVED_FUSION, "overlap_ep": False, "absorb": True, "redundant_experts": 0,
+    "drafts": 0, "chunk": 0,
 }  # fmt: skip
-POINT_NUMBERS = ("tp", "pp", "ep", "etp", "dp", "batch", "context", "output", "overlap_ep", "absorb")
+POINT_NUMBERS = ("tp", "pp", "ep", "etp", "dp", "batch", "context", "output", "overlap_ep", "absorb",
+                 "redundant_experts", "drafts", "chunk", "routing_skew", "acceptance")  # fmt: skip
 SERVED_NAMES = (*(c.name for c in SERVED_COLUMNS), *POINT_NUMBERS, *SERVED_TEXTS)
 """What expressions may look at."""
 
@@ -109,6 +115,8 @@ class ServedSpace:
     batches: tuple[int, ...]
     context: int
     output: int
+    routing_skew: float
+    acceptance: float
     max_context: int  # tokens of a sequence that the model was made for; 0: not known
     axes: Mapping[str, tuple[object, ...]]
     objectives: tuple[Objective, ...]
@@ -131,7 +139,8 @@ class ServedSpace:
 
     def requests(self, batch: int) -> Requests:
         """What is asked of a candidate."""
-        return Requests(phase=self.phase, batch=batch, context=self.context, output=self.output)
+        return Requests(phase=self.phase, batch=batch, context=self.context, output=self.output,
+                        routing_skew=self.routing_skew, acceptance=self.acceptance)  # fmt: skip
 
     def point(self, number: int) -> ServedPoint:
         """The candidate of a canonical index: systems, batches, axes, of which the last varies fastest."""
@@ -180,7 +189,8 @@ class ServedSpace:
         return yaml_text(own | {
             "name": self.name, "model": plain(self.model), "system": systems[0] if len(systems) == 1 else systems,
             "workload": {"phase": self.phase.value, "batch": batches[0] if len(batches) == 1 else batches,
-                         "context": self.context, "output": self.output, "max_context": self.max_context or None},
+                         "context": self.context, "output": self.output, "max_context": self.max_context or None,
+                         "routing_skew": self.routing_skew, "acceptance": self.acceptance},
             "strategy": {axis.name: _written(axis, self.axes[axis.name]) for axis in SERVED_AXES},
             "objectives": {o.column: "minimise" if o.minimise else "maximise" for o in self.objectives},
             "constraints": [constraint.text for constraint in self.constraints],
@@ -236,13 +246,15 @@ def read_served(document: Document, folder: Path, stem: str, *, judged: bool = T
             raise document.error((key,), "is required, but absent", accepted=f"a line '{key}: ...'")
     _refuse_training(document)
     document = replace(document, fusion_rules=read_fusion_rules(document, folder))
-    phase, batches, context, output, max_context = _requests(document)
+    asked, batches, max_context = _requests(document)
+    phase = asked.phase
     axes = _axes(document, ("strategy",), DEFAULTS)
     phases = ("prefill", "train", *(("decode",) if phase is ServingPhase.DECODE else ()))
     model = read_model(document, folder, phases)
     return ServedSpace(
         name=read_name(document, stem), model=model, systems=read_systems(document, folder), phase=phase,
-        batches=batches, context=context, output=output, axes=axes,
+        batches=batches, context=asked.context, output=asked.output, axes=axes, routing_skew=asked.routing_skew,
+        acceptance=asked.acceptance,
         max_context=_told_longest(document, folder) if max_context is None else max_context,
         objectives=_objectives(document, phase, model, judged=judged),
         constraints=_constraints(document), references=_references(document, axes, batches),
@@ -268,7 +280,8 @@ def _told_longest(document: Document, folder: Path) -> int:
     return 0
 
 
-def _requests(document: Document) -> tuple[ServingPhase, tuple[int, ...], int, int, int | None]:
+def _requests(document: Document) -> tuple[Requests, tuple[int, ...], int | None]:
+    """What is asked, of the first batch; all batches; how long a sequence the model was made for, where it is told."""
     given = document.mapping(("workload",), REQUESTS)
     phases = [phase.value for phase in ServingPhase]
     phase = ServingPhase(member(document, ("workload", "phase"), given.get("phase"), phases))
@@ -280,7 +293,18 @@ def _requests(document: Document) -> tuple[ServingPhase, tuple[int, ...], int, i
     output = whole(document, ("workload", "output"), given.get("output", 1), 1, MOST_TOKENS)
     told = given.get("max_context")
     max_context = None if told is None else whole(document, ("workload", "max_context"), told, 1, MOST_TOKENS)
-    return phase, tuple(int(b) for b in batches if isinstance(b, int)), context, output, max_context
+    numbers = tuple(int(b) for b in batches if isinstance(b, int))
+    asked = Requests(phase=phase, batch=numbers[0], context=context, output=output)
+    for name in ("routing_skew", "acceptance"):
+        usual = getattr(asked, name)
+        value = given.get(name, usual)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise document.error(("workload", name), "must be a number", value, f"{usual}")
+        try:
+            asked = asked.but(name, float(value))
+        except ValueError as error:
+            raise document.error(("workload", name), str(error), value, f"{usual}") from None
+    return asked, numbers, max_context
 
 
 def _axes(document: Document, key: Key, defaults: Mapping[str, object]) -> dict[str, tuple[object, ...]]:

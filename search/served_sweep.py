@@ -117,10 +117,12 @@ def described(space: ServedSpace, point: ServedPoint) -> Row:
     """Choices of a row, legal or not."""
     v = point.values
     graph = v["cuda_graph"] or (CudaGraph.FULL if space.phase is ServingPhase.DECODE else CudaGraph.NONE)
-    plain = ("tp", "pp", "ep", "etp", "weights", "activations", "kv_cache", "overlap_ep", "absorb")
+    plain = ("tp", "pp", "ep", "etp", "weights", "activations", "kv_cache", "overlap_ep", "absorb",
+             "redundant_experts", "drafts", "chunk")  # fmt: skip
     return {
         "id": REFERENCE_ID, "name": "", "system": point.system.name, "phase": space.phase.value, "batch": point.batch,
-        "context": space.context, "output": space.output, **{name: v[name] for name in plain},
+        "context": space.context, "output": space.output, "routing_skew": space.routing_skew,
+        "acceptance": space.acceptance, **{name: v[name] for name in plain},
         "dp": max(point.system.num_chips // (v["tp"] * v["pp"]), 1), "cuda_graph": graph.value,
         "fusion": "+".join(sorted(x.value for x in v["fusion"])) or "none",
     }  # fmt: skip

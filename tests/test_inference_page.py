@@ -69,5 +69,24 @@ def test_the_page_tells_what_is_predicted_of_nodes(page, chips, phase, batch, co
     assert f"{result.tokens_per_s_per_gpu * 8:,.0f} at {batch} " in page
 
 
+def rate(chips, phase, batch, context, system, skew, **more):
+    deployment = Deployment(ep=chips, formats=FP8, overlap_ep=True, redundant_experts=32, **more)
+    request = Requests(phase=ServingPhase(phase), batch=batch * chips, context=context, routing_skew=skew,
+                       acceptance=0.85)  # fmt: skip
+    return f"{infer(model('deepseek_v3'), deployment, cluster(system, chips), request).tokens_per_s_per_gpu * 8:,.0f}"
+
+
+def test_the_page_tells_what_skew_and_drafts_make_of_nodes(page):
+    unit = (144, "decode", 96, 4989, "dgx_h800")
+    balanced, skewed, drafted = rate(*unit, 0.0), rate(*unit, 1.0), rate(*unit, 0.0, drafts=1)
+    text = " ".join(page.split())
+    assert f"predict {balanced} at 96 sequences a chip where routing is balanced and {skewed} at a" in text
+    assert f"in 85 of 100 cases, {drafted}." in text
+    for name, prompt in (("H800, 4,096", (32, "prefill", 2, 4096, "dgx_h800")),
+                         ("H100, 2,000", (32, "prefill", 4, 2000, "dgx_h100"))):  # fmt: skip
+        row = " | ".join(rate(*prompt, skew) for skew in (0.0, 0.5, 1.0, 1.5))
+        assert f"| {name} tokens | {row} |" in page
+
+
 def test_columns_are_described():
     assert all(c.description and c.better in {"lower", "higher"} for c in SERVED_COLUMNS)

@@ -28,6 +28,9 @@ class Deployment:
     `overlap_ep`: two halves of the batch take turns, so that one's expert traffic runs beside the other's compute.
     `absorb`: decode multiplies latent attention's queries into the latents instead of projecting these up
     (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+    `redundant_experts`: copies of hot experts over all of ep. `drafts`: tokens that the model's own prediction module
+    proposes in every pass of decode, which the pass checks. `chunk`: tokens of prompts that a replica reads beside the
+    tokens that it decodes, in as many passes as its prompts need; 0: prompts are read elsewhere.
     """
 
     tp: int = 1
@@ -39,11 +42,17 @@ class Deployment:
     fusion: frozenset[Fusion | OwnFusion] = SERVED_FUSION
     overlap_ep: bool = False
     absorb: bool = True
+    redundant_experts: int = 0
+    drafts: int = 0
+    chunk: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "ep", "etp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but got {getattr(self, name)}")
+        for name in ("redundant_experts", "drafts", "chunk"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, but got {getattr(self, name)}")
 
     def strategy(self, *, sequences: float, has_experts: bool, graphs: CudaGraph) -> Strategy:
         """What the passes read, for a pass of so many sequences on a replica.
@@ -53,6 +62,7 @@ class Deployment:
         return Strategy(
             tp=self.tp, pp=self.pp, ep=self.ep, etp=self.etp, micro_batch=sequences, fusion=self.fusion,
             sequence_parallel=has_experts and self.tp > 1, cuda_graph=graphs,
+            redundant_experts=self.redundant_experts,
         )  # fmt: skip
 
     def but(self, **changes: object) -> Deployment:

@@ -21,11 +21,12 @@ from estimator.cost.price import BACKENDS, Backend, Price, by_priority, price
 from estimator.cost.table import _PhaseSeconds, _Pricer
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.groups import size_and_stride
+from estimator.imbalance import BALANCED, Routing
 from estimator.inference.deployment import Deployment
 from estimator.inference.workload import ServingPhase
 from estimator.model import ModelSpec
 from estimator.op import Array, Group, Op, OpKind, Tensor, Traffic, product, smaller
-from estimator.passes.answering import lower_answer
+from estimator.passes.answering import OF_CONTEXT, Shares, lower_answer
 from estimator.passes.fuse import for_chip
 from estimator.passes.serving import absorb, behind_cache, last_tokens, with_cache, without_training
 from estimator.passes.shard import CORE_KINDS
@@ -65,6 +66,11 @@ class BlockPrice:
     ops: tuple[PricedOp, ...]
 
     @property
+    def context_s(self) -> Array:
+        """Of compute, what follows from the tokens before: attention, its choice of keys, recurrences."""
+        return sum((op.seconds for op in self.ops if op.op.kind in OF_CONTEXT), np.zeros(1))
+
+    @property
     def seconds(self) -> Array:
         """All of them."""
         return self.compute_s + self.tp_s + self.ep_s + self.host_s
@@ -82,7 +88,7 @@ class PassPrice:
 
 
 def served(model: ModelSpec) -> ModelSpec:
-    """The model as it answers: without multi-token prediction, whose drafts are not modelled."""
+    """The model without multi-token prediction, which drafts alone need."""
     return replace(model, num_mtp_layers=0, mtp_layer=None) if model.num_mtp_layers else model
 
 
@@ -103,26 +109,31 @@ def _logical(model: ModelSpec, phase: ServingPhase, absorbed: bool, context: flo
 @lru_cache(maxsize=512)
 def priced_pass(
     model: ModelSpec, deployment: Deployment, system: SystemSpec, phase: ServingPhase, *, sequences: float,
-    contexts: tuple[float, ...], overlap: bool = False,
+    contexts: tuple[float, ...], overlap: bool = False, queries: int = 1, beside: float = 0.0,
+    routing: Routing = BALANCED,
 ) -> PassPrice:  # fmt: skip
     """A pass of so many sequences on each replica, of prompts or behind caches of `contexts` tokens.
 
     `overlap`: a pass of other sequences runs beside it, so that expert traffic of one hides behind the other.
+    `queries`: tokens of each sequence; `beside`: tokens of prompts that ride along, what they see before them left out.
     """
     recipe, decodes = deployment.formats.recipe, phase is ServingPhase.DECODE
     graphs = deployment.cuda_graph or (CudaGraph.FULL if decodes else CudaGraph.NONE)
     on_chip = deployment.but(fusion=for_chip(deployment.fusion, system.chip.name))
-    strategy = on_chip.strategy(sequences=sequences, has_experts=model.moe is not None, graphs=graphs)
+    rows = sequences * queries + beside
+    strategy = on_chip.strategy(sequences=rows, has_experts=model.moe is not None, graphs=graphs)
     group = deployment.ep * deployment.etp / deployment.tp  # replicas whose tokens meet at the same experts
-    tokens = sequences * (1.0 if decodes else contexts[0])
+    tokens = rows * (1.0 if decodes else contexts[0])
+    shares = Shares(sequences * queries / rows, queries) if queries > 1 or beside else None
     logical = _logical(model, phase, deployment.absorb, contexts[-1])
     lengths = np.array(contexts) if decodes else None
-    graph = lower_answer(logical, model, strategy, recipe, contexts=lengths, sent=tokens * group)
+    graph = lower_answer(
+        logical, model, strategy, recipe, contexts=lengths, sent=tokens * group, routing=routing, shares=shares
+    )
     pricer = _Pricer(strategy, system, recipe, DECODE_BACKENDS if decodes else PREFILL_BACKENDS)
     blocks = {kind: _block(graph.blocks[kind], pricer, overlap=overlap) for kind in graph.kinds}
     entry = graph.blocks[BlockKind.HEAD].tensors["x"]
-    rows = 1.0 if decodes else contexts[0]
-    hop = float(np.max(entry.elements)) * rows * recipe.activation.nbytes
+    hop = float(np.max(entry.elements)) * (1.0 if decodes else contexts[0]) * recipe.activation.nbytes
     return PassPrice(
         kinds=graph.kinds, blocks=blocks, sequence=graph.sequence, hop_bytes=hop,
         exchange_bytes=float(np.max(pricer.buffer_bytes(graph))),

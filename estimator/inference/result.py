@@ -2,7 +2,8 @@
 
 Seconds are those of one pass through all layers. Identities (tests/estimator/test_inference.py):
 
-    time_per_output_token = compute + exposed {tp, ep} + pipeline + host          (means over the output, in decode)
+    time_per_output_token = compute + exposed {tp, ep} + pipeline + host          (means over the output, in decode;
+                                                           of a pass, over the tokens that it gives each sequence)
     time_to_first_token   = the same of prefill, of all its micro-batches
 """
 
@@ -25,6 +26,7 @@ SERVED_COLUMNS: tuple[Column, ...] = (
     _c("time_per_output_token_s", "s", "lower", "of a sequence, mean over its output; NaN in prefill"),
     _c("first_output_token_s", "s", "lower", "the same where the output begins"),
     _c("last_output_token_s", "s", "lower", "the same where it ends"),
+    _c("longest_pass_s", "s", "lower", "of decode with chunks: a pass that reads one, where the output ends; else NaN"),
     _c("request_s", "s", "lower", "first token and all others of one request"),
     _c("tokens_per_s", "1/s", "higher", "tokens decoded of all sequences; in prefill read, batch after batch"),
     _c("tokens_per_s_per_gpu", "1/s", "higher", "the same per chip"),
@@ -49,7 +51,7 @@ SERVED_COLUMNS: tuple[Column, ...] = (
 )
 
 
-OF_DECODE = frozenset({"time_per_output_token_s", "first_output_token_s", "last_output_token_s",
+OF_DECODE = frozenset({"time_per_output_token_s", "first_output_token_s", "last_output_token_s", "longest_pass_s",
                        "tokens_per_s_per_sequence"})  # fmt: skip
 """Columns without a value in prefill."""
 OF_PROMPTS = frozenset({"time_to_first_token_s", "request_s"})

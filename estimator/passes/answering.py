@@ -6,39 +6,44 @@ The fixed order of passes/__init__.py without its backward, with what only few r
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from estimator.graph import Block, BlockKind, OpGraph
+from estimator.imbalance import BALANCED, Routing
 from estimator.model import ModelSpec
-from estimator.op import Array, Axis, Component, Group, Op, OpKind, Tensor, Traffic
+from estimator.op import Array, Axis, Component, Dim, Group, Op, OpKind, Tensor, Traffic
+from estimator.passes.balance import balance
 from estimator.passes.capture import capture
 from estimator.passes.collectives import insert_collectives
 from estimator.passes.fuse import After, fuse
 from estimator.passes.precision import insert_quantization
 from estimator.passes.serving import UP_PROJECTION, grown
-from estimator.passes.shard import shard
+from estimator.passes.shard import CORE_KINDS, shard
 from estimator.passes.shared import run_beside
 from estimator.precision import PrecisionRecipe, Role
 from estimator.strategy import Strategy
 
-__all__ = ["distinct_experts", "lower_answer", "packed"]
+__all__ = ["OF_CONTEXT", "Shares", "distinct_experts", "lower_answer", "mixed", "packed"]
 
+OF_CONTEXT = CORE_KINDS | {OpKind.INDEX, OpKind.SCAN}
+"""Kinds whose work follows from what a token sees before it."""
 INDEX_GATHER = "index.scores.gather"
 OF_CACHES = frozenset({f"{UP_PROJECTION}.gather", INDEX_GATHER})
 
 
 def lower_answer(
     graph: OpGraph, model: ModelSpec, strategy: Strategy, recipe: PrecisionRecipe, *, contexts: np.ndarray | None,
-    sent: float,
+    sent: float, routing: Routing = BALANCED, shares: Shares | None = None,
 ) -> OpGraph:  # fmt: skip
     """A forward pass on one rank.
 
     `contexts` [R]: tokens in a decoded token's cache, of which the graph has the most; None: a prompt. `sent`: tokens
-    that route to the experts of a group.
+    that route to the experts of a group. `shares`: of a pass with more than one token of each sequence.
     """
     graph = _with_choice(graph)
-    graph = shard(graph, strategy)
+    graph = balance(shard(graph, strategy), strategy, routing)
     graph = insert_collectives(graph, strategy, recipe)
     longest = None if contexts is None else float(contexts[-1])
     graph = _gathered(graph, strategy, recipe, longest)
@@ -47,6 +52,8 @@ def lower_answer(
     graph = fuse(graph, strategy.fusion)
     graph = fuse(insert_quantization(graph, recipe), strategy.fusion, After.QUANTIZATION)
     graph = run_beside(graph, overlap=strategy.shared_expert_overlap)
+    if shares is not None:
+        graph = mixed(graph, shares)
     if contexts is not None:
         graph = packed(graph)
     return capture(distinct_experts(graph, sent), strategy.cuda_graph)
@@ -89,6 +96,44 @@ def _gathered(graph: OpGraph, s: Strategy, recipe: PrecisionRecipe, longest: flo
     return graph.map(change)
 
 
+class Shares(NamedTuple):
+    """Rows of a pass: `alone`, those that decode, of all its rows; `queries`, how many of them are of one sequence."""
+
+    alone: float
+    queries: float
+
+
+def mixed(graph: OpGraph, shares: Shares) -> OpGraph:
+    """A pass whose rows are several tokens of a sequence, or tokens of prompts besides: alike to what works row by row.
+
+    A cache is read once for all queries of its sequence, and by them alone: what tokens of prompts see is added by
+    whoever asks (inference/step.py).
+    """
+
+    def dims(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        sequences = shares.alone / shares.queries
+        return tuple([d._replace(size=d.size * sequences) if d.axis is Axis.BATCH else d for d in dims])
+
+    def change(op: Op) -> Op:
+        if op.kind not in OF_CONTEXT:
+            return op.but(dims=dims(op.dims)) if op.dims else op
+        if op.kind in CORE_KINDS:
+            query = [d._replace(size=d.size * shares.queries) if d.axis is Axis.QUERY else d for d in dims(op.dims)]
+            return op.but(dims=tuple(query))
+        first, *others = op.dims
+        return op.but(dims=(first._replace(size=first.size * shares.alone), *others))
+
+    def block(block: Block) -> Block:
+        states = {name for op in block.ops if op.kind is OpKind.SCAN for name in op.outputs[1:]}
+        tensors = {
+            name: Tensor((Dim(shares.alone, Axis.POSITIONS), *t.dims) if name in states else dims(t.dims), t.role)
+            for name, t in block.tensors.items()
+        }
+        return replace(block, ops=tuple([change(op) for op in block.ops]), tensors=tensors)
+
+    return graph.map(block)
+
+
 def packed(graph: OpGraph) -> OpGraph:
     """Fused attention with the queries that share a head of keys as rows of one product (grouped queries, latents)."""
 
@@ -107,7 +152,7 @@ def distinct_experts(graph: OpGraph, sent: float) -> OpGraph:
     """Products of the experts that some token visits, as many as are expected: E (1 - (1 - k/E)^tokens).
 
     Tokens choose k of E experts, each equally often and independently of one another. A rank holds its share of these:
-    the mean over ranks, where the others wait for the one that happens to be hit most.
+    the mean over ranks, where the others wait for the one that happens to be hit most. Skewed routing hits no fewer.
     """
 
     def change(block: Block) -> Block:

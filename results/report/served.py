@@ -35,6 +35,9 @@ def choices(row: Mapping[str, Any]) -> list[str]:
         f"CUDA graph of {row['cuda_graph']}" if row["cuda_graph"] != "none" else "no CUDA graph",
         *(["two halves take turns"] if row["overlap_ep"] else []),
         *([] if row["absorb"] else ["latents projected up"]),
+        *([f"{row['redundant_experts']} copies of experts"] if row["redundant_experts"] else []),
+        *([f"{row['drafts']} drafts a pass"] if row["drafts"] else []),
+        *([f"prompts in chunks of {row['chunk']}"] if row["chunk"] else []),
         f"on {clip(row['system'])}",
     ]
 

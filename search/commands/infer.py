@@ -22,6 +22,8 @@ from search.served_sweep import described
 
 __all__ = ["remedy_lines", "run"]
 
+OF_WORKLOAD = ("phase", "batch", "context", "output", "routing_skew", "acceptance")
+
 
 def run(args: argparse.Namespace) -> int:
     """Prices one deployment; exit 3 where it does not fit in memory."""
@@ -129,6 +131,9 @@ def _seconds(space: ServedSpace, result: InferenceResult) -> list[str]:
         return [f"{format_seconds(first)} to the first token", *told, shares]
     ends = ", ".join(format_seconds(c[f"{end}_output_token_s"]) for end in ("first", "last"))
     prompt = "" if math.isnan(first) else f"; a prompt on each replica takes {format_seconds(first)} before"
+    if not math.isnan(c["longest_pass_s"]):
+        prompt = (f"; a pass with a chunk takes {format_seconds(c['longest_pass_s'])}, a prompt in such passes "
+                  f"{format_seconds(first)}")  # fmt: skip
     alone = f"{c['tokens_per_s_per_sequence']:.3g} tokens/s a sequence"
     mean = f"{format_seconds(c['time_per_output_token_s'])} a token ({ends} where the output begins and ends)"
     return [*hanging("", f"{mean}, {alone}{prompt}"), *told, shares]
@@ -164,9 +169,9 @@ def _data(
     row = described(space, point)
     return {
         "name": space.name, "model": space.model.name, "system": point.system.name,
-        "workload": {name: row[name] for name in ("phase", "batch", "context", "output")},
+        "workload": {name: row[name] for name in OF_WORKLOAD},
         "strategy": {name: value for name, value in row.items()
-                     if name not in {"id", "name", "system", "phase", "batch", "context", "output"}},
+                     if name not in {"id", "name", "system", *OF_WORKLOAD}},
         **result.columns, "memory": dict(result.memory),
         "parts": [{"part": p.part, "seconds": p.seconds, "memory_bound_s": p.memory_bound_s, "hbm_bytes": p.hbm_bytes,
                    "flops": p.flops} for p in result.parts],

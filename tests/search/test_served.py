@@ -97,7 +97,8 @@ def test_infer_tells_a_deployment_in_full(search, space_file):
     )
     assert told["time_per_output_token_s"] == result.time_per_output_token_s
     assert told["memory"] == dict(result.memory)
-    assert told["workload"] == {"phase": "decode", "batch": 8, "context": 1024, "output": 16}
+    asked = {"phase": "decode", "batch": 8, "context": 1024, "output": 16, "routing_skew": 0.0, "acceptance": 0.8}
+    assert told["workload"] == asked
     assert told["strategy"]["dp"] == 2
 
 
@@ -195,6 +196,29 @@ def test_of_several_spaces_those_of_requests_are_left_to_themselves(search, spac
     assert "one by one" in said.err
 
 
+def test_chunks_and_drafts_are_choices_of_a_search_and_told(search, space_file, tmp_path):
+    text = TEXT.replace("output: 16", "output: 512").replace("weights: [bf16, int4]", "chunk: [0, 512, 1024]")
+    (tmp_path / "chunks.yaml").write_text(text.replace("kv_cache: fp8", "kv_cache: fp8, fusion: []"))
+    space = load_served("chunks.yaml")
+    assert parse_served(space.resolved_yaml(), "resolved.yaml") == space
+    run = search("launch", "chunks.yaml", "--out", "run", "--json")
+    assert run.code == 0
+    rows = json.loads(run.out)["rows"]
+    assert {row["chunk"] for row in rows} == {0}  # prompts that are read elsewhere cost nothing here
+    chunked = search("launch", "chunks.yaml", "--set", "strategy.chunk=[512,1024]", "--set",
+                     "objectives=[longest_pass_s,tokens_per_s_per_gpu]", "--out", "other", "--json")  # fmt: skip
+    assert chunked.code == 0
+    assert {row["chunk"] for row in json.loads(chunked.out)["rows"]} == {512, 1024}
+    told = search("infer", "chunks.yaml", "--reference", "plain", "--set", "strategy.chunk=512")
+    assert "prompts in chunks of 512" in " ".join(told.out.split())
+    assert "a pass with a chunk takes" in " ".join(told.out.split())
+    data = json.loads(
+        search("infer", "chunks.yaml", "--reference", "plain", "--set", "strategy.chunk=512", "--json").out
+    )
+    assert data["strategy"]["chunk"] == 512
+    assert data["longest_pass_s"] > data["time_per_output_token_s"]
+
+
 BAD = {
     "no context": ("context: 1024", "context: 0", "workload.context: must be at least 1"),
     "a negative output": ("output: 16", "output: -1", "workload.output: must be at least 1"),
@@ -208,6 +232,15 @@ BAD = {
     "an objective of training": ("name: small", "objectives: [step_time_s]", "objectives.0: must be a known name"),
     "a constraint that is none": ("name: small", "constraints: [tp + 1]", "constraints.0: must compare"),
     "a name that no row has": ("name: small", "constraints: ['step_time_s < 1']", "a name must be known"),
+    "a skew below none": ("output: 16", "output: 16, routing_skew: -1", "workload.routing_skew: routing_skew must be"),
+    "a skew that is no number": (
+        "output: 16",
+        "output: 16, routing_skew: much",
+        "workload.routing_skew: must be a numb",
+    ),
+    "a chance above one": ("output: 16", "output: 16, acceptance: 1.5", "workload.acceptance: acceptance must be from"),
+    "drafts below none": ("kv_cache: fp8", "drafts: -1", "strategy.drafts: must be at least 0"),
+    "a chunk that is none": ("kv_cache: fp8", "chunk: all", "strategy.chunk: must be"),
     "a point with two values": ("batch: 8}", "batch: 8, kv_cache: [fp8, bf16]}", "one value per key"),
 }
 
@@ -234,6 +267,8 @@ def test_bad_input_takes_one_line_with_place_and_key(search, tmp_path, case, com
         (("strategy.activations=fp8",), "must take no more bytes than activations"),
         (("strategy.tp=[1,2]",), "strategy.tp: a configuration has one value per key"),
         (("model=deepseek_v4_flash",), "compresses its keys"),
+        (("strategy.drafts=1",), "drafts: a prediction module of the model's own makes drafts, but llama3_8b has none"),
+        (("strategy.chunk=8",), "must read 256 tokens of prompts, but chunk is 8; try 256"),
     ],
 )
 def test_illegal_deployments_take_one_line(search, space_file, words, message):
