@@ -49,11 +49,18 @@ def profile(
 
 
 class Profile:
-    """A recording. recorder: its events. `start` and `stop` are what `profile` calls."""
+    """A recording. recorder: its events. `start` and `stop` are what `profile` calls.
 
-    def __init__(self, folder: Path, *, warm_up: int, machine: str | None, topology: str) -> None:
+    times: of iterations only, to compare with.
+    """
+
+    def __init__(
+        self, folder: Path, *, warm_up: int = WARM_UP, machine: str | None = None, topology: str = "unknown",
+        times: bool = False,
+    ) -> None:  # fmt: skip
         import torch.distributed as dist
 
+        self.times = times
         self.parallel = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if self.parallel else (0, 1)
         meta = {"rank": rank, "world": world, "machine": machine or machine_id(), "topology": topology,
@@ -72,17 +79,14 @@ class Profile:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        if self.parallel:
+        handles = [register_optimizer_step_post_hook(self._after_update)]
+        if not self.times:
             self._probe("start")
-        self.looking = torch.nn.modules.module.register_module_forward_pre_hook(self._called)
-        handles = [
-            self.looking,
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        ]
+            self.looking = torch.nn.modules.module.register_module_forward_pre_hook(self._called)
+            handles += [self.looking, register_optimizer_step_pre_hook(self._before_update)]
+            self._wrap_backward()
+            running.append(self.recorder)
         self.undo += [handle.remove for handle in handles]
-        self._wrap_backward()
-        running.append(self.recorder)
         self.recorder.begin()
 
     def stop(self, *, together: bool = True) -> None:
@@ -90,7 +94,7 @@ class Profile:
         for undo in (*self.undo, *(marks.remove for marks in self.models)):
             undo()
         self.undo.clear()
-        if together and self.parallel:
+        if together and not self.times:
             self._probe("end")
         self.recorder.close()
         if self.recorder in running:
@@ -128,7 +132,8 @@ class Profile:
         self.recorder.at = self.recorder.clock()
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self.recorder.mark(UPDATE)
+        if not self.times:
+            self.recorder.mark(UPDATE)
         if self.leader is None:
             self.leader = id(optimizer)
         if not self.explicit and self.leader == id(optimizer):
@@ -162,11 +167,20 @@ class Profile:
         self.undo.append(undo)
 
     def _probe(self, when: str) -> None:
-        """Ping-pongs over gloo, on a group of its own that does not wait long for a rank that is gone."""
+        """Ping-pongs over gloo, on a group of its own that does not wait long for a rank that is gone.
+
+        Where one is gone, clocks are not compared: a recording of what ran is worth more than its clock.
+        """
         import datetime
 
         import torch.distributed as dist
 
-        if self.group is None:
-            self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PROBE_TIMEOUT_S))
-        ping_pong(self.recorder, self.group, when)
+        if not self.parallel:
+            return
+        held = len(self.recorder.events)
+        try:
+            if self.group is None:
+                self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PROBE_TIMEOUT_S))
+            ping_pong(self.recorder, self.group, when)
+        except RuntimeError:
+            del self.recorder.events[held:]

@@ -38,20 +38,21 @@ class Synchroniser:
 
     buckets: names of parameters, in the order in which buckets are sent; otherwise filled in reverse order of the
     model's parameters, closed once they hold `bucket_bytes`. part_bytes: what is sent at once of a
-    bucket, of all or of each. servers, priority: of a parameter server (server.py).
+    bucket, of all or of each. servers, priority: of a parameter server (server.py). half: gradients
+    travel as bfloat16.
     """
 
     def __init__(
         self, model: nn.Module, *, buckets: Sequence[Sequence[str]] | None = None, bucket_bytes: float = BUCKET_BYTES,
         topology: Topology = Topology.RING, part_bytes: PartBytes = float("inf"), servers: Sequence[int] = (0,),
-        priority: bool = False, group: Any = None,  # noqa: ANN401
+        priority: bool = False, half: bool = False, group: Any = None,  # noqa: ANN401
     ) -> None:  # fmt: skip
         import torch.distributed as dist
 
         self.world = dist.get_world_size(group)
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = checked(buckets, self.named) if buckets is not None else filled(self.named, bucket_bytes)
-        self.buckets = [_Bucket(k, names, self.named) for k, names in enumerate(self.names)]
+        self.buckets = [_Bucket(k, names, self.named, half=half) for k, names in enumerate(self.names)]
         self.enabled, self.sent, self.round, self.waiting = True, 0, 0, False
         self.iteration = -1
         for tensor in (*model.parameters(), *model.buffers()):
@@ -138,14 +139,14 @@ class _Ready:
 class _Bucket:
     """Parameters whose gradients travel in one flat tensor; views of it are their gradients afterwards."""
 
-    def __init__(self, index: int, names: Sequence[str], named: dict[str, nn.Parameter]) -> None:
+    def __init__(self, index: int, names: Sequence[str], named: dict[str, nn.Parameter], *, half: bool) -> None:
         import torch
 
         self.index, self.names = index, list(names)
         self.parameters = [named[name] for name in names]
         first = self.parameters[0]
         sizes = [p.numel() for p in self.parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self.flat = torch.zeros(sum(sizes), dtype=torch.bfloat16 if half else first.dtype, device=first.device)
         self.views = [view.view_as(p) for view, p in zip(self.flat.split(sizes), self.parameters, strict=True)]
         self.copies = line(
             f"CAT.{index}", "BW", bucket=index, bytes=self.flat.numel() * self.flat.element_size(), tail=NUMBERED
@@ -171,12 +172,17 @@ class _Bucket:
         self.done.set()
 
     def wait(self) -> None:
-        """Until the means are there; then they are the gradients."""
+        """Until the means are there; then they are the gradients, or are copied where these are of another dtype."""
         self.done.wait()
         if self.error is not None:
             raise self.error
         for view, parameter in zip(self.views, self.parameters, strict=True):
-            parameter.grad = view
+            if view.dtype == parameter.dtype:
+                parameter.grad = view
+            elif parameter.grad is None:
+                parameter.grad = view.to(parameter.dtype)
+            else:
+                parameter.grad.copy_(view)
 
 
 def checked(buckets: Sequence[Sequence[str]], named: dict[str, nn.Parameter]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Commands about measured traces: trace import, show, align, replay, diff."""
+"""Commands about measured traces: trace record, import, show, align, replay, diff."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ __all__ = ["add"]
 def add(commands: Commands) -> None:
     """Adds them, in the order of the help."""
     trace = commands.group("trace", "what ranks of a real job recorded: read, checked and compared")
+    record = trace.add(
+        "record",
+        "trace_record",
+        "runs a command that trains with torch and records each of its ranks, one file a rank, into the folder of -o "
+        "(default: trace-DATE-TIME)",
+        example="search trace record -o traces -- torchrun --nproc-per-node 2 train.py",
+    )
+    record.add_argument(
+        "--overhead", action="store_true", help="run it twice, first without recording, and compare their iterations"
+    )
+    record.add_argument("command", metavar="-- COMMAND", nargs="*", help="the command and its arguments, after --")
     read = trace.add(
         "import",
         "trace",
@@ -19,6 +30,7 @@ def add(commands: Commands) -> None:
         function="read",
         example="search trace import rank0.jsonl.gz rank1.jsonl.gz -o job.dfg",
     )
+    read.add_argument("--whole", action="store_true", help="only iterations that all ranks have: of a job that died")
     read.add_argument("files", metavar="FILE", nargs="+", help="traces, any number of ranks in any order")
     show = trace.add("show", "trace", "what a file of `search trace import` holds", function="show")
     show.add_argument("file", metavar="DFG", help="a file of `search trace import -o`")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from capture.installed import require_installed
+from capture.traces.common import common
 from capture.traces.pairing import Agreement, Pairing, pair
 from capture.traces.records import KINDS, Kind, RankTrace
 from capture.traces.trace_file import read_traces, write_traces
@@ -31,6 +32,8 @@ def read(args: argparse.Namespace) -> int:
         check_new(args.output)
     start = time.perf_counter()
     traces = read_all(args.files)
+    if args.whole:
+        traces = common(traces)
     pairing = pair(traces)
     nbytes = None if args.output is None else write_new(args.output, lambda: write_traces(args.output, traces, pairing))
     seconds = time.perf_counter() - start

@@ -5,6 +5,7 @@ Argument: a folder. Writes `rankN.json`, and recordings of the jobs that train.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from capture.profile import Synchroniser, comm_hook, profile
+from capture.profile import Synchroniser, apply_plan, comm_hook, profile
 from capture.profile.recorder import Recorder
 from capture.profile.ring import Ring
 from capture.traces.records import Topology
+from estimator.tuning import Outcome, PlanBucket, TuningPlan
 
 STEPS, WIDTH = 6, 96
 SERVERS = {
@@ -58,6 +60,43 @@ def trained(run: torch.nn.Module, inner: torch.nn.Module, folder: Path, rank: in
     return torch.cat([weight.detach().flatten() for weight in inner.parameters()]).tolist()
 
 
+def plan(**more: object) -> TuningPlan:
+    """Of the model above: two buckets, one in parts, a block computed again, two micro-batches."""
+    outcome = Outcome(seconds=1.0, p10_s=1.0, p90_s=1.0)
+    first = ("BW.3.bias", "BW.3.weight", "BW.2.0.bias", "BW.2.0.weight")
+    second = ("BW.1.0.bias", "BW.1.0.weight", "BW.0.0.bias", "BW.0.0.weight")
+    buckets = (PlanBucket(tensors=first, nbytes=1.0, part_bytes=10_000.0), PlanBucket(tensors=second, nbytes=1.0))
+    return TuningPlan(graph="", workers=2, topology="ring", buckets=buckets, bucket_cap_mb=1.0, before=outcome,
+                      after=outcome, recompute=("FW.1",), accumulate=2, **more)  # type: ignore[arg-type] # fmt: skip
+
+
+def planned(folder: Path, rank: int) -> dict[str, object]:
+    """The weights that a plan trains, and that DistributedDataParallel trains without one."""
+    inner, other = model(), model()
+    applied = apply_plan(inner, plan(fused_ops=(("FW.1.0", "FW.1.1"),)))
+    assert applied.synchroniser is not None
+    reference = torch.nn.parallel.DistributedDataParallel(other)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (inner, other)]
+    torch.manual_seed(rank)
+    batches = torch.randn(2 * STEPS, 8, WIDTH)
+    with profile(folder / "plan", machine=f"machine {rank}"):
+        for k, batch in enumerate(batches):
+            with applied.micro_batch(k):
+                (inner(batch).square().mean() / applied.accumulate).backward()
+            if applied.updates(k):
+                optimizers[0].step()
+                optimizers[0].zero_grad()
+    for k, batch in enumerate(batches):
+        with contextlib.nullcontext() if k % 2 else reference.no_sync():
+            (reference(batch).square().mean() / 2).backward()
+        if k % 2:
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+    applied.close()
+    weights = [torch.cat([weight.detach().flatten() for weight in one.parameters()]).tolist() for one in (inner, other)]
+    return {"plan": weights[0], "reference": weights[1], "not_applied": applied.not_applied}
+
+
 def main() -> None:
     """One rank."""
     folder = Path(sys.argv[1])
@@ -76,6 +115,7 @@ def main() -> None:
     synchroniser = Synchroniser(inner, bucket_bytes=40_000, part_bytes=20_000)
     found["ring"] = trained(inner, inner, folder / "ring", rank)
     synchroniser.close()
+    found |= planned(folder, rank)
     for name, options in SERVERS.items():
         inner = model()
         synchroniser = Synchroniser(inner, bucket_bytes=30_000, topology=Topology.PARAMETER_SERVER, **options)

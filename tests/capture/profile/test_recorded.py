@@ -9,15 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from capture.align import align, moved
+from capture.profile import apply_plan
+from capture.profile.synchroniser import _Bucket
 from capture.traces.dfg import build
 from capture.traces.pairing import pair
 from capture.traces.recognise import read_all
 from capture.traces.records import KINDS, Kind, Topology
 from capture.traces.replay import replay_trace
 from capture.traces.what_if import Change, link_of, measured_job, predict
-from tests.capture.profile.data_parallel import PARTS, SIZES, STEPS, WIDTH
+from tests.capture.profile.data_parallel import PARTS, SIZES, STEPS, WIDTH, model, plan
 from tests.capture.profile.started import run_ranks
 
 WORLD, WARM = 2, 2
@@ -71,6 +74,43 @@ def test_a_rank_sends_two_thirds_and_so_on_of_a_tensor_and_all_ranks_together_wh
 def test_all_synchronisers_train_the_same_weights_on_all_ranks(told):
     for name in ALL:
         assert told[0][name] == told[1][name] == told[0]["ddp"], name  # of two ranks, sums have one order
+
+
+def test_a_plan_trains_what_its_job_trains_without_one_in_its_own_buckets_and_parts(job, told):
+    assert told[0]["plan"] == told[1]["plan"] == told[0]["reference"]
+    header, *events = lines(job, "plan", 0)
+    assert {header["bof"][name] for name in ("3.bias", "3.weight", "2.0.bias", "2.0.weight")} == {0}
+    assert {header["bof"][name] for name in ("1.0.bias", "1.0.weight", "0.0.bias", "0.0.weight")} == {1}
+    one = [event for event in events if event["it"] == WARM]
+    sent = Counter(event["bucket"] for event in one if event["cat"] == "SEND")
+    assert sent == {0: 4 * 2 * (WORLD - 1), 1: 2 * (WORLD - 1)}  # 37,636 bytes in parts of 10,000, once an update
+    forward = Counter(event["name"] for event in one if event["name"].startswith(("FW", "BW.again")))
+    assert forward["FW.1.0"] == forward["BW.again.1.0"] == 2
+    assert forward["BW.again.0.0"] == 0
+    assert told[0]["not_applied"] == [
+        "1 of 1 groups of fused operations run apart: pass compile=True for torch.compile"
+    ]
+
+
+def test_a_plan_for_another_model_is_refused():
+    strange = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="the model: a plan must be for the model it is applied to"):
+        apply_plan(strange, plan())
+    with pytest.raises(ValueError, match="'9' is none"):
+        apply_plan(model(), replace(plan(), recompute=("9",)))
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own, while it loads its compiler
+def test_fused_groups_are_compiled_where_asked_and_half_travels_at_half_the_bytes():
+    one = model()
+    applied = apply_plan(one, plan(fused_ops=(("FW.1.0", "FW.1.1"), ("UPD", "BW.3.bias"))), compile=True)
+    assert one[1]._compiled_call_impl is not None
+    assert one[0]._compiled_call_impl is None
+    assert [note.partition(":")[0] for note in applied.not_applied] == [
+        "1 of 2 groups of fused operations run apart", "the plan's seconds are of 2 workers, and 1 train here"
+    ]  # fmt: skip
+    named = dict(model().named_parameters())
+    assert _Bucket(0, [*named], named, half=True).flat.nbytes * 2 == sum(p.nbytes for p in named.values())
 
 
 @pytest.mark.parametrize("name", ALL)
