@@ -1,8 +1,7 @@
 """From one iteration of a global graph to tasks that estimator/replay.py runs, and to its timeline as measured.
 
 One task per operation and queue. An operation's lag is a task of the host before it, on a queue of its own, so that it
-counts neither as compute nor as communication. Tensors whose bytes are known live from the start of the operation that
-makes them to the end of the last compute that is reached from it through communication. Runs nothing.
+counts neither as compute nor as communication. What operations allocate, lifetimes.py says. Runs nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import numpy as np
 
 from capture.traces.assemble import topological_order
 from capture.traces.dfg import GlobalDfg
+from capture.traces.lifetimes import lifetimes
 from capture.traces.operations import OPS, Op
 from estimator.tasks import CATEGORIES, Category, Device, Stream, Tasks
 from estimator.timeline import Timeline
@@ -47,14 +47,14 @@ def lower(dfg: GlobalDfg, iteration: int, *, lags: bool = True) -> Lowered:
     at = _host_streams(dfg, ops[late], streams)
     host = CATEGORIES.index(Category.HOST)
     names = (*dfg.names, "lag")
-    alloc, free = _lifetimes(dfg, ops, before, after)
+    held = lifetimes(dfg, ops, before, after)
     tasks = _tasks(
-        dfg, streams=streams, names=names, stream=np.concatenate([dfg.queue[ops], at]),
+        dfg, streams=streams, names=names, base=held.base, stream=np.concatenate([dfg.queue[ops], at]),
         seconds=np.concatenate([dfg.seconds[ops], dfg.lag_s[ops[late]]]),
         category=np.concatenate([_categories(dfg, ops), np.full(len(late), host)]),
         before=np.concatenate([before, num + np.arange(len(late))]), after=np.concatenate([waits[after], late]),
         name=np.concatenate([dfg.name[ops], np.full(len(late), len(names) - 1)]),
-        alloc=np.concatenate([alloc, np.zeros(len(late))]), free=np.concatenate([free, np.zeros(len(late))]),
+        alloc=np.concatenate([held.alloc, np.zeros(len(late))]), free=np.concatenate([held.free, np.zeros(len(late))]),
     )  # fmt: skip
     return Lowered(tasks=tasks, ops=ops, ready=np.concatenate([dfg.release_s[ops], np.zeros(len(late))]))
 
@@ -80,13 +80,14 @@ def measured(dfg: GlobalDfg, iteration: int) -> Timeline:
     """One iteration as it was recorded, on seconds from its first begin, transfers clipped."""
     ops = np.flatnonzero(dfg.iteration == iteration)
     before, after = _inner(dfg, ops)
-    alloc, free = _lifetimes(dfg, ops, before, after)
+    held = lifetimes(dfg, ops, before, after)
     streams = [Stream(device=q.node, name=q.name, computes=q.computes) for q in dfg.queues]
     zero = float(dfg.start_s[ops].min())
     start, end = dfg.start_s[ops] - zero, dfg.end_s[ops] - zero
     tasks = _tasks(
         dfg, streams=streams, names=dfg.names, stream=dfg.queue[ops], seconds=end - start,
-        category=_categories(dfg, ops), before=before, after=after, name=dfg.name[ops], alloc=alloc, free=free,
+        category=_categories(dfg, ops), before=before, after=after, name=dfg.name[ops], alloc=held.alloc,
+        free=held.free, base=held.base,
     )  # fmt: skip
     return Timeline(tasks=tasks, start=start, end=end, blame=_blame(tasks, start, end), host_s=np.zeros(len(ops)))
 
@@ -133,40 +134,17 @@ def _of_name(name: str) -> Category:
     return next((category for prefix, category in PREFIXES if name.startswith(prefix)), Category.OTHER)
 
 
-def _lifetimes(dfg: GlobalDfg, ops: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes allocated at the start and freed at the end of each operation [M]."""
-    alloc, free = np.zeros(len(ops)), np.zeros(len(ops))
-    computes = dfg.op[ops] == OPS.index(Op.COMPUTE)
-    makes = np.flatnonzero(computes & (dfg.nbytes[ops] > 0))
-    if not len(makes):
-        return alloc, free
-    node = dfg.node[ops]
-    order = np.argsort(before, kind="stable")
-    to, first = after[order].tolist(), np.searchsorted(before[order], np.arange(len(ops) + 1)).tolist()
-    end, is_compute, owner = dfg.end_s[ops].tolist(), computes.tolist(), node.tolist()
-    last: dict[int, int] = {}  # of what is not compute: the last compute behind it on the same rank
-    for i in np.lexsort((dfg.start_s[ops], dfg.end_s[ops]))[::-1].tolist():
-        found = -1
-        for j in to[first[i] : first[i + 1]]:
-            k = j if is_compute[j] else last.get(j, -1)
-            if k >= 0 and owner[k] == owner[i] and (found < 0 or end[k] > end[found]):
-                found = k
-        last[i] = found
-    for i in makes.tolist():
-        alloc[i] = dfg.nbytes[ops[i]]
-        k = last[i]
-        free[k if k >= 0 else i] += alloc[i]
-    return alloc, free
-
-
 def _tasks(
     dfg: GlobalDfg, *, streams: list[Stream], names: tuple[str, ...], stream: np.ndarray, seconds: np.ndarray,
     category: np.ndarray, before: np.ndarray, after: np.ndarray, name: np.ndarray, alloc: np.ndarray, free: np.ndarray,
+    base: np.ndarray,
 ) -> Tasks:  # fmt: skip
     n = len(seconds)
     nothing, none = np.zeros(n), np.full(n, -1)
     return Tasks(
-        devices=tuple(Device(name=f"rank {rank}") for rank in dfg.ranks), streams=tuple(streams), names=names,
+        devices=tuple(
+            Device(name=f"rank {rank}", base_bytes=float(nbytes)) for rank, nbytes in zip(dfg.ranks, base, strict=True)
+        ), streams=tuple(streams), names=names,
         scopes=("",), stream=stream.astype(np.int64), seconds=seconds, category=category, before=before, after=after,
         name=name, scope=np.zeros(n, np.int64), micro_batch=none, chunk=none, shield=np.zeros(n, np.int64),
         launch_s=nothing, gates=np.zeros(n, np.bool_), takes=nothing, loads=np.zeros((n, 0)), alloc_bytes=alloc,

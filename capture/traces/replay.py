@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capture.traces.dfg import GlobalDfg
+from capture.traces.lifetimes import sampled_peak
 from capture.traces.lower import Lowered, lower
 from capture.traces.operations import OPS, Op
 from estimator.replay import replay
@@ -22,13 +23,17 @@ __all__ = ["Iteration", "TraceReplay", "execution_graph", "replay_trace", "sync_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One iteration. rank_s [R]: replayed seconds of each rank, from its own begin to its own end."""
+    """One iteration. rank_s [R]: replayed seconds of each rank, from its own begin to its own end.
+
+    peak_bytes [R]: the most that each rank holds as replayed. sampled_bytes [R]: as recorded, NaN where not sampled.
+    """
 
     number: int
     measured_s: float
     replayed_s: float
     rank_s: np.ndarray
     peak_bytes: np.ndarray
+    sampled_bytes: np.ndarray
     lowered: Lowered
     timeline: Timeline
 
@@ -96,7 +101,7 @@ def _replayed(dfg: GlobalDfg, number: int, measured_s: float) -> Iteration:
     np.maximum.at(end, node[to], timeline.end[to])
     return Iteration(
         number=number, measured_s=measured_s, replayed_s=float(end.max() - begin.min()), rank_s=end - begin,
-        peak_bytes=memory(timeline).peak, lowered=lowered, timeline=timeline,
+        peak_bytes=memory(timeline).peak, sampled_bytes=sampled_peak(dfg, number), lowered=lowered, timeline=timeline,
     )  # fmt: skip
 
 

@@ -105,13 +105,21 @@ def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration
         f"order     {_spread(bare.replayed_s)}: {bare.mean_error:+.2%} by dependencies alone, without the host's time",
     ]
     if shown.peak_bytes.any():
-        lines.append(f"memory    {format_bytes(float(shown.peak_bytes.max()))} at most, of tensors whose size is known")
+        lines.append(_memory(shown))
     lines += ["", f"iteration {shown.number}:", critical_table(critical_path(timeline), timeline.span_s)]
     lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
     for note in dfg.notices[:NOTES]:
         lines += hanging("note: ", note)
     lines += [f"note: {len(dfg.notices) - NOTES} more with --json"] if len(dfg.notices) > NOTES else []
     return "\n".join(lines) + "\n"
+
+
+def _memory(shown: Iteration) -> str:
+    peak, sampled = float(shown.peak_bytes.max()), shown.sampled_bytes
+    if np.isnan(sampled).all():
+        return f"memory    {format_bytes(peak)} at most, of tensors whose size is known"
+    most = float(np.nanmax(sampled))
+    return f"memory    {format_bytes(peak)} at most, sampled {format_bytes(most)}: {peak / most - 1.0:+.2%}"
 
 
 def _spread(seconds: np.ndarray) -> str:
@@ -128,7 +136,8 @@ def _data(
         "error": done.mean_error, "worst_error": done.worst_error, "order_alone_error": bare.mean_error,
         "iterations": [
             {"iteration": one.number, "measured_s": one.measured_s, "replayed_s": one.replayed_s, "error": one.error,
-             "rank_s": one.rank_s.tolist(), "peak_bytes": one.peak_bytes.tolist()}
+             "rank_s": one.rank_s.tolist(), "peak_bytes": one.peak_bytes.tolist(),
+             "sampled_bytes": one.sampled_bytes.tolist()}
             for one in done.iterations
         ],
         "shown": {"iteration": shown.number, **json_timeline(shown.timeline, [f"rank {rank}" for rank in dfg.ranks])},

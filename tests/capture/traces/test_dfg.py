@@ -13,7 +13,7 @@ from capture.traces.operations import Op
 from capture.traces.recognise import read_all
 from capture.traces.records import Group, Kind
 from capture.traces.replay import execution_graph, replay_trace, sync_s
-from estimator.timeline import critical_path
+from estimator.timeline import critical_path, memory
 from tests.capture.traces.made import collective, compute, fine, recv, send, trace
 
 
@@ -267,3 +267,46 @@ def test_ranks_are_missing_where_process_groups_tell_and_the_world_does_not(tmp_
     with pytest.raises(ValueError, match="needs all 3 ranks, but 1, 2 are missing"):
         build([replace(alone, groups=(Group(name="world", size=3),))])
     assert build([replace(alone, groups=(Group(name="world", size=3),))], alone=True).ranks == (0,)
+
+
+def sampled(samples, **more):
+    """A rank whose copies run beside its compute, with samples of (seconds, bytes)."""
+    one = trace(0, [(Kind.COPY, "copies", "load", 0.0, 1.0, {}), compute("a", 0.0, 2.0), compute("b", 2.0, 5.0)],
+                world=1)  # fmt: skip
+    at, held = (np.array(column, np.float64) for column in zip(*samples, strict=True))
+    return replace(one, memory_s=at, memory_bytes=held, **more)
+
+
+def test_an_operation_allocates_the_most_that_it_held_and_frees_what_it_does_not_leave():
+    # 100 bytes are there before; a takes 40 + 30 and leaves 40; b takes 5 and gives back all but 10.
+    samples = [(-1.0, 100.0), (0.5, 140.0), (1.0, 170.0), (1.5, 140.0), (2.5, 145.0), (4.0, 110.0)]
+    (one,) = replay_trace(build([sampled(samples)])).iterations
+    tasks = one.lowered.tasks
+    of = {tasks.names[n]: k for k, n in enumerate(tasks.name.tolist()) if k < 3}
+    assert (tasks.alloc_bytes[of["a"]], tasks.free_bytes[of["a"]]) == (70.0, 30.0)
+    assert (tasks.alloc_bytes[of["b"]], tasks.free_bytes[of["b"]]) == (5.0, 35.0)
+    assert (one.peak_bytes.tolist(), one.sampled_bytes.tolist()) == ([170.0], [170.0])
+    (unsampled,) = replay_trace(build([sampled([(-9.0, 1.0), (-8.0, 2.0)])])).iterations
+    assert np.isnan(unsampled.sampled_bytes).all()
+
+
+def test_peak_memory_of_a_real_trace_is_what_its_samples_say(shared):
+    found = replay_trace(build(read_all(sorted((shared / "traces" / "kineto_gloo").glob("*.gz")))))
+    for one in found.iterations:
+        assert one.sampled_bytes.tolist() == [9_839_624.0] * 2  # the largest "Total Allocated", read by other means
+        assert one.peak_bytes == pytest.approx(one.sampled_bytes, rel=0.0525)  # dPRO, section 7.2
+
+
+def test_what_one_iteration_allocates_tells_the_peak_of_the_others(shared):
+    dfg = build(read_all(sorted((shared / "traces" / "kineto_gloo").glob("*.gz"))))
+    first, *others = replay_trace(dfg).iterations[1:]
+    mine = first.lowered.tasks
+    for one in others:
+        tasks = one.lowered.tasks
+        lent = replace(tasks, alloc_bytes=np.zeros(len(tasks)), free_bytes=np.zeros(len(tasks)))
+        for rank in (0, 1):
+            to, of = (np.flatnonzero((t.alloc_bytes + t.free_bytes > 0) & (t.device == rank)) for t in (tasks, mine))
+            assert len(to) == len(of) > 100
+            lent.alloc_bytes[to], lent.free_bytes[to] = mine.alloc_bytes[of], mine.free_bytes[of]
+        peak = memory(replace(one.timeline, tasks=lent)).peak
+        assert peak == pytest.approx(one.sampled_bytes, rel=0.0525)
