@@ -76,9 +76,18 @@ class GlobalDfg:
         """[K] bool: whether an operation is one of these."""
         return np.isin(self.op, [OPS.index(kind) for kind in kinds])
 
-    def without_lags(self) -> GlobalDfg:
-        """Dependencies alone, as if hosts took no time between operations."""
-        return replace(self, lag_s=np.zeros(len(self)))
+    def without_lags(self, *, but_pauses: bool = False) -> GlobalDfg:
+        """Dependencies alone, as if hosts took no time between operations.
+
+        but_pauses: with the pauses of a thread that launches between two operations of its own, which nothing else
+        explains: Python, that few recorders see.
+        """
+        latest = np.full((2, len(self)), -np.inf)
+        own = self.queue[self.before] == self.queue[self.after]
+        for side, chosen in enumerate((own, ~own)):
+            np.maximum.at(latest[side], self.after[chosen], self.end_s[self.before[chosen]])
+        pauses = but_pauses & self.is_op(Op.HOST) & (latest[0] >= latest[1])
+        return replace(self, lag_s=np.where(pauses, self.lag_s, 0.0))
 
     def iteration_s(self) -> np.ndarray:
         """Measured seconds [I] of each iteration: from its first rank's begin to its last rank's end."""

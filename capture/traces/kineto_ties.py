@@ -2,7 +2,8 @@
 
 A device's event depends on the call that launched it, or on the piece before that call where it started before the call
 returned. A communication kernel depends on what was launched before it on the stream that computes: its library waits
-there. A host thread that waited for a device goes on after what it waited for. Times are microseconds.
+there. A host thread that waited for a device goes on after what it waited for, a stream that was told to wait for
+another after what ended there, and threads hand a backward pass over and back. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ __all__ = ["Marks", "edges", "steps"]
 
 WAITS = ("Synchronize", "Memcpy")
 """In the names of calls that may return only when the device is done."""
+
+WAITS_FOR = "StreamWaitEvent"
+"""In the names of calls that make a stream wait for another."""
+ENGINE = "autograd::engine::"
 
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # where, start, end, name
 
@@ -66,7 +71,8 @@ def edges(
     """
     parts = [
         *_launches(pieces, device, launched), *_streams(calls, device, launched, communicates, len(pieces.start)),
-        *_returns(pieces, calls, names, device, launched), _posts(pieces, posted),
+        *_returns(pieces, calls, names, device, launched), _posts(pieces, posted), *_backward(pieces, names),
+        *_across(calls, names, device, launched, len(pieces.start)),
     ]  # fmt: skip
     before, after = (np.concatenate([part[side] for part in parts]).astype(np.int64) for side in (0, 1))
     both = (before >= 0) & (after >= 0)
@@ -119,6 +125,85 @@ def _returns(
     holds = (ends[last] >= c_start[rows]) & (ends[last] <= c_end[rows]) & (asked <= c_start[rows]) & (goes_on >= 0)
     holds &= pieces.start[goes_on] >= ends[last]
     yield last[holds] + len(pieces.start), goes_on[holds]
+
+
+def _backward(pieces: Pieces, names: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Between the thread that calls a backward pass and those that run it, whoever goes on waited for the other.
+
+    PyTorch's engine runs the nodes of each device on a thread of its own while the caller waits for all of them. The
+    caller is the busiest of the other threads.
+    """
+    of_engine = np.array([name.startswith(ENGINE) for name in names], bool)
+    num = int(pieces.thread.max(initial=-1)) + 1
+    operations = pieces.call < 0
+    runs = np.bincount(pieces.thread[operations & of_engine[pieces.name]], minlength=num)
+    engines = np.flatnonzero(2 * runs > np.bincount(pieces.thread[operations], minlength=num))  # hooks run there too
+    busy = np.bincount(pieces.thread, weights=pieces.end - pieces.start, minlength=num)
+    busy[engines] = 0.0
+    if not len(engines) or not busy.any():
+        return
+    caller = np.flatnonzero(pieces.thread == int(busy.argmax()))
+    for engine in engines.tolist():
+        own = np.flatnonzero(pieces.thread == engine)
+        yield _handed_over(pieces, caller, own, idle=True)
+        yield _handed_over(pieces, own, caller, idle=False)
+
+
+def _handed_over(pieces: Pieces, giver: np.ndarray, taker: np.ndarray, *, idle: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces of `taker` in front of which it paused, and the last of `giver` to end in that pause, where any did.
+
+    idle: only where the giver had nothing else to do when the taker went on.
+    """
+    start = pieces.start[taker]
+    last = np.searchsorted(pieces.end[giver], start, side="right") - 1
+    before = giver[np.maximum(last, 0)]
+    paused_at = np.concatenate([[-np.inf], pieces.end[taker[:-1]]])
+    holds = (last >= 0) & (pieces.end[before] > paused_at)
+    if idle:
+        after = np.minimum(last + 1, len(giver) - 1)
+        holds &= (after == last) | (pieces.start[giver[after]] >= start)
+    return before[holds], taker[holds]
+
+
+def _across(
+    calls: Spans, names: Sequence[str], device: Spans, launched: np.ndarray, offset: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What an event of the device waited for on another stream, where its thread asked a stream to wait.
+
+    Recorders do not tell which streams; of what was launched before the asking, the last to end before the event began
+    is taken, where that was after the launch and after what went before on the stream: there it was waiting.
+    """
+    asks = np.array([WAITS_FOR in name for name in names], bool)
+    thread, asked, _, c_name = calls
+    where, start, end, _ = device
+    rows = np.flatnonzero(launched >= 0)
+    if not len(rows) or not len(c_name) or not asks[c_name].any():
+        return
+    by_end = rows[np.argsort(end[rows], kind="stable")]
+    before, after = [], []
+    for each in np.unique(where[rows]).tolist():
+        mine = rows[where[rows] == each]
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        earlier = np.concatenate([[-1], mine[:-1]])
+        since = np.where(earlier >= 0, asked[launched[earlier]], -np.inf)
+        free = np.where(earlier >= 0, end[earlier], -np.inf)
+        waits = np.flatnonzero(start[mine] > np.maximum(free, asked[launched[mine]]))
+        moments = {t: np.sort(asked[asks[c_name] & (thread == t)]) for t in np.unique(thread[launched[mine]]).tolist()}
+        for k in waits.tolist():
+            row, call = int(mine[k]), int(launched[mine[k]])
+            asking = moments[int(thread[call])]
+            at = int(np.searchsorted(asking, asked[call])) - 1
+            if at < 0 or asking[at] <= since[k]:
+                continue
+            place = int(np.searchsorted(end[by_end], start[row], side="right")) - 1
+            while place >= 0 and end[by_end[place]] > max(free[k], asked[call]):
+                other = int(by_end[place])
+                if where[other] != each and asked[launched[other]] < asking[at]:
+                    before.append(other + offset)
+                    after.append(row + offset)
+                    break
+                place -= 1
+    yield np.array(before, np.int64), np.array(after, np.int64)
 
 
 def _posts(pieces: Pieces, posted: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

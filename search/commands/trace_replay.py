@@ -54,11 +54,13 @@ def run(args: argparse.Namespace) -> int:
     dfg = read_job(args.file)
     try:
         done, bare = replay_trace(dfg), replay_trace(dfg.without_lags())
+        pauses = dfg.without_lags(but_pauses=True)
+        paused = replay_trace(pauses) if pauses.lag_s.any() else None
     except ValueError as error:
         raise ValueError(_of_file(args.file, error)) from error
     shown = done.median
     timeline = shown.timeline
-    text, data = _text(dfg, done, bare, shown), _data(args, dfg, done, bare, shown)
+    text, data = _text(dfg, done, bare, paused, shown), _data(args, dfg, done, bare, paused, shown)
     if change is not None:
         try:
             plain = read_job(args.file, hosts=False)
@@ -95,7 +97,7 @@ def _show_measured(args: argparse.Namespace, subject: str) -> int:
     return 0
 
 
-def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration) -> str:
+def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, paused: TraceReplay | None, shown: Iteration) -> str:
     timeline, names = shown.timeline, [f"rank {rank}" for rank in dfg.ranks]
     lines = [
         f"{len(dfg.ranks)} ranks, {len(done.iterations)} iterations, {format_count(len(dfg))} operations, "
@@ -104,6 +106,9 @@ def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration
         f"replayed  {_spread(done.replayed_s)}: {done.mean_error:+.2%} (worst iteration {done.worst_error:+.2%})",
         f"order     {_spread(bare.replayed_s)}: {bare.mean_error:+.2%} by dependencies alone, without the host's time",
     ]
+    if paused is not None:
+        pauses = f"{paused.mean_error:+.2%} with the pauses of threads that launch, as of Python"
+        lines.append(f"pauses    {_spread(paused.replayed_s)}: {pauses}")
     if shown.peak_bytes.any():
         lines.append(_memory(shown))
     lines += ["", f"iteration {shown.number}:", critical_table(critical_path(timeline), timeline.span_s)]
@@ -127,13 +132,19 @@ def _spread(seconds: np.ndarray) -> str:
 
 
 def _data(
-    args: argparse.Namespace, dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, shown: Iteration
+    args: argparse.Namespace,
+    dfg: GlobalDfg,
+    done: TraceReplay,
+    bare: TraceReplay,
+    paused: TraceReplay | None,
+    shown: Iteration,
 ) -> dict[str, Any]:
     return {
         "file": args.file, "ranks": list(dfg.ranks), "operations": len(dfg), "edges": len(dfg.before),
         "measured_s": float(done.measured_s.mean()), "measured_std_s": float(done.measured_s.std()),
         "replayed_s": float(done.replayed_s.mean()), "replayed_std_s": float(done.replayed_s.std()),
         "error": done.mean_error, "worst_error": done.worst_error, "order_alone_error": bare.mean_error,
+        "order_and_pauses_error": None if paused is None else paused.mean_error,
         "iterations": [
             {"iteration": one.number, "measured_s": one.measured_s, "replayed_s": one.replayed_s, "error": one.error,
              "rank_s": one.rank_s.tolist(), "peak_bytes": one.peak_bytes.tolist(),
