@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from capture.traces.dfg import GlobalDfg
+from capture.traces.kept import computes_differ, predict_kept
 from capture.traces.records import Topology
 from capture.traces.what_if import Change, Prediction, link_of, predict
 from hardware.units import format_seconds
@@ -86,6 +87,8 @@ def json_change(text: str, found: Prediction, baseline: Prediction, dfg: GlobalD
     }  # fmt: skip
 
 
-def predicted(dfg: GlobalDfg, change: Change) -> tuple[Prediction, Prediction]:
-    """The job under the change, and as it is."""
+def predicted(dfg: GlobalDfg, change: Change, *, with_hosts: GlobalDfg) -> tuple[Prediction, Prediction]:
+    """The job under the change, and as it is: its traffic anew, or where ranks compute differently its graph kept."""
+    if computes_differ(dfg):
+        return predict_kept(with_hosts, change), predict_kept(with_hosts, Change())
     return predict(dfg, change), predict(dfg, Change())

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if change is not None:
         try:
             plain = read_job(args.file, hosts=False)
-            found, same = predicted(plain, change)
+            found, same = predicted(plain, change, with_hosts=dfg)
         except ValueError as error:
             raise ValueError(_of_file(args.file, error)) from error
         lines = change_lines(args.what_if, found, same, done.measured_s)

@@ -138,6 +138,19 @@ def test_a_what_if_that_makes_no_sense_is_refused_in_one_line(what, says, bucket
     assert err.count("\n") == 1
 
 
+def test_ranks_that_compute_differently_have_what_ifs_that_keep_their_graph(shared, tmp_path, capsys):
+    job = tmp_path / "dlrm.dfg"
+    assert main(["trace", "import", str(shared / "traces" / "param" / "dlrm_kineto.tar.gz"), "-o", str(job)]) == 0
+    capsys.readouterr()
+    data = told(capsys, "trace", "replay", str(job), "--what-if", "bandwidth=0.01")
+    assert data["change"]["notices"][0].startswith("ranks compute differently: the graph is kept")
+    assert data["change"]["synthesised_as_is_s"] == pytest.approx(data["measured_s"], rel=1e-3)
+    assert 1.3 < data["change"]["predicted_s"] / data["measured_s"] < 1.7
+    assert main(["trace", "replay", str(job), "--what-if", "workers=16"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "dlrm.dfg: a what-if of buckets, workers or topology needs ranks that compute the same" in line
+
+
 def test_a_diff_of_two_runs_tells_operations_by_how_much_they_differ(buckets, capsys):
     data = told(capsys, "trace", "diff", *buckets)
     first = data["operations"][0]
