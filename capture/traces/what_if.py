@@ -332,6 +332,8 @@ def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     whole = steps > 1
     size = dfg.nbytes[moves] / (n if whole else 1)
     seconds = _in_turn_s(dfg, moves) / steps if whole else (dfg.seconds + dfg.lag_s)[moves] + _beside_s(dfg)
+    if not seconds.sum() > 0.0:
+        raise ValueError("a what-if needs transfers that take time, but none does; record with times")
     if np.ptp(size) > WHOLE * size.max():
         per_byte, latency = np.polyfit(size, seconds, 1)
         if per_byte > 0.0 and latency >= 0.0:

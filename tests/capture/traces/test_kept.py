@@ -79,3 +79,9 @@ def test_where_ranks_compute_the_same_both_ways_agree_on_a_faster_link(shared):
     for by in (0.5, 2.0, 4.0):
         kept, made = (how(dfg, Change(bandwidth=by)).seconds.mean() for how in (predict_kept, predict))
         assert kept == pytest.approx(made, rel=0.03)  # of one link the job made anew knows the mean, this each transfer
+
+
+def test_transfers_that_take_no_time_tell_of_no_link(shared):
+    dfg = build(read_all(sorted((shared / "traces" / "astra").glob("custom_ring_allreduce_8.*.et"))))
+    with pytest.raises(ValueError, match="needs transfers that take time, but none does"):
+        link_of(dfg)
