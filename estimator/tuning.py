@@ -80,7 +80,7 @@ class TuningPlan:
 
     graph: the mark of the graph it is for (`graph_mark`). workers, topology: what the prediction assumes. buckets:
     every gradient once, in the order in which they leave. bucket_cap_mb: the cap (MiB, as DDP counts) under which DDP's
-    own rule comes nearest to them. fused_ops: names of operations that run as one, each group in order. recompute:
+    own rule is fastest. fused_ops: names of operations that run as one, each group in order. recompute:
     modules whose activations are computed again. accumulate: micro-batches of an update. before, after: the job as it
     was and with the plan. driver: what searched. assumptions: what the figures rest on, a sentence each.
     """

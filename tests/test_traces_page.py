@@ -33,7 +33,8 @@ def job(shared):
 
 
 def test_the_examples_of_replaying_run(page, shared, tmp_path, monkeypatch, capsys):
-    blocks = [block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "search trace align" in block]
+    wanted = ("search trace align", "search trace tune")
+    blocks = [b for b in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if any(word in b for word in wanted)]
     monkeypatch.chdir(tmp_path)
     ran = 0
     for line in "".join(blocks).splitlines():
@@ -43,7 +44,7 @@ def test_the_examples_of_replaying_run(page, shared, tmp_path, monkeypatch, caps
         ]
         assert main([str(word) for found in files for word in found]) == 0, line
         ran += 1
-    assert ran >= 6
+    assert ran >= 11
     assert "what if" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ A server has one link in and one out, whose rate all workers share; where server
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,11 +70,16 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that travel together, the last made by compute number `op`."""
+    """Gradients that travel together, the last made by compute number `op`.
+
+    part_bytes: into which a tree or servers cut this one, None: as the wire says. not_before_s: it waits so long.
+    """
 
     nbytes: float
     op: int
     names: tuple[str, ...]
+    part_bytes: float | None = None
+    not_before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,8 @@ class Job:
     names, category [K]. seconds, lag_s [W, K]: of each compute, and of the host before it. release_s [W]: when each
     worker begins. waits: the first compute that waits for all buckets, K where none does. gradients in the order in
     which they are made. copy_s_per_byte: into a bucket. keeps [K]: bytes that a compute keeps; frees [K]: (bytes, at
-    the end of which compute they go).
+    the end of which compute they go); base_bytes live all the time. saves_s [K]: what running a compute and the next
+    one as one saves, NaN where they may not.
     """
 
     names: tuple[str, ...]
@@ -97,6 +103,8 @@ class Job:
     copy_s_per_byte: float = 0.0
     keeps: np.ndarray | None = None
     frees: np.ndarray | None = None
+    base_bytes: float = 0.0
+    saves_s: np.ndarray | None = None
 
     @property
     def workers(self) -> int:
@@ -106,11 +114,7 @@ class Job:
     def of_workers(self, workers: int) -> Job:
         """The same job on more or fewer workers: they do what those measured do, in turn."""
         who = np.arange(workers) % self.workers
-        return Job(
-            names=self.names, category=self.category, seconds=self.seconds[who], lag_s=self.lag_s[who],
-            release_s=self.release_s[who], waits=self.waits, gradients=self.gradients,
-            copy_s_per_byte=self.copy_s_per_byte, keeps=self.keeps, frees=self.frees,
-        )  # fmt: skip
+        return replace(self, seconds=self.seconds[who], lag_s=self.lag_s[who], release_s=self.release_s[who])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +173,8 @@ class _Plan:
         self.edges: list[np.ndarray] = []
 
     def _parts(self, bucket: Bucket) -> int:
-        return max(1, int(np.ceil(bucket.nbytes / self.wire.part_bytes)))
+        part_bytes = self.wire.part_bytes if bucket.part_bytes is None else bucket.part_bytes
+        return max(1, int(np.ceil(bucket.nbytes / part_bytes)))
 
     def _flow(self, bucket: Bucket) -> Flow:
         return flow(self.wire.topology, self.job.workers, parts=self._parts(bucket), servers=self.wire.servers,
@@ -225,6 +230,7 @@ class _Plan:
                 self.edges.append(np.stack([last, entry[:, op + 1]], axis=1))
         ready = np.zeros(num)
         ready[entry[:, 0]] = job.release_s
+        waits = [ready]
         backs: list[np.ndarray] = []  # of each bucket (worker, transfer) pairs that bring it back
         for b, (bucket, f) in enumerate(zip(self.cut, self.flows, strict=True)):
             first = num
@@ -235,6 +241,7 @@ class _Plan:
             name.append(np.full(len(f.source), k + 2))
             bucket_of.append(np.full(len(f.source), b))
             begins = np.flatnonzero(f.begins >= 0)
+            waits.append(np.where(f.begins >= 0, bucket.not_before_s, 0.0))
             hands = copy[b] if self.copies else grid[:, bucket.op]
             self.edges += [np.stack([f.before, f.after], axis=1) + first,
                            np.stack([hands[f.begins[begins]], begins + first], axis=1)]  # fmt: skip
@@ -242,7 +249,7 @@ class _Plan:
             backs.append(f.ends + [0, first])
             if job.waits < k:
                 self.edges.append(np.stack([f.ends[:, 1] + first, entry[f.ends[:, 0], job.waits]], axis=1))
-        return self._assembled(stream, seconds, category, name, bucket_of, ready, num)
+        return self._assembled(stream, seconds, category, name, bucket_of, np.concatenate(waits), num)
 
     def _one_after_another(self, backs: list[np.ndarray], b: int, worker: np.ndarray, transfer: np.ndarray) -> None:
         """A worker starts on a bucket once it has back the one `lanes` before."""
@@ -279,10 +286,8 @@ class _Plan:
         for at, per_op in ((alloc, job.keeps), (free, job.frees)):
             if per_op is not None:
                 at[: job.workers * k] = np.tile(per_op, job.workers)
-        devices = [Device(name=f"worker {r}") for r in range(job.workers)]
+        devices = [Device(name=f"worker {r}", base_bytes=job.base_bytes) for r in range(job.workers)]
         devices += [Device(name=f"server {s}") for s in range(self.nodes - job.workers)]
-        held = np.zeros(num)
-        held[: len(ready)] = ready
         nothing, none = np.zeros(num), np.full(num, -1)
         tasks = Tasks(
             devices=tuple(devices), streams=tuple(self.streams), names=(*job.names, "copy", "lag", "transfer"),
@@ -292,7 +297,7 @@ class _Plan:
             shield=np.zeros(num, np.int64), launch_s=nothing, gates=np.zeros(num, np.bool_), takes=nothing,
             loads=np.zeros((num, 0)), alloc_bytes=alloc, free_bytes=free,
         )  # fmt: skip
-        return Synthetic(tasks=tasks, ready=held, bucket=np.concatenate(bucket_of))
+        return Synthetic(tasks=tasks, ready=ready, bucket=np.concatenate(bucket_of))
 
 
 def sync_alone_s(workers: int, nbytes: float, wire: Wire) -> float:

@@ -28,7 +28,8 @@ from capture.traces.synthesise import (
 )
 from estimator.tasks import CATEGORIES, Category
 
-__all__ = ["Change", "Measured", "Prediction", "link_of", "measured_job", "predict"]
+__all__ = ["Change", "Measured", "Prediction", "changed", "link_of", "measured_job", "message_ratios", "named",
+           "predict", "varied"]  # fmt: skip
 
 PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
 WHOLE = 0.01  # by which gradients may miss the bytes of their bucket: padding
@@ -94,12 +95,12 @@ def predict(dfg: GlobalDfg, change: Change) -> Prediction:
     Messages that were recorded one by one vary: each new one takes as many times its expected seconds as one of the
     same iteration did, drawn with a fixed seed, for a mean before a maximum would bias low.
     """
-    dfg = _named(dfg)
+    dfg = named(dfg)
     link, topology, notices = link_of(dfg)
     spans, plain, shown = [], [], None
     for number in dfg.iterations:
         job, cut, wire = changed(measured_job(dfg, number), link, topology, change)
-        shown = varied(synthesise(job, cut, wire), _ratios(dfg, number, link), number)
+        shown = varied(synthesise(job, cut, wire), message_ratios(dfg, number, link), number)
         spans.append(shown.run().span_s)
         plain.append(size_over_bandwidth(job, cut, wire))
     assert shown is not None
@@ -108,7 +109,7 @@ def predict(dfg: GlobalDfg, change: Change) -> Prediction:
     )
 
 
-def _ratios(dfg: GlobalDfg, number: int, link: Link) -> np.ndarray:
+def message_ratios(dfg: GlobalDfg, number: int, link: Link) -> np.ndarray:
     """Seconds of each message of an iteration over what the link says; of collectives as a whole nothing is known."""
     mine = dfg.is_op(Op.RECV) & (dfg.nbytes > 0) & (dfg.iteration == number)
     seconds = (dfg.seconds + dfg.lag_s)[mine] + _beside_s(dfg)
@@ -190,7 +191,7 @@ def measured_job(dfg: GlobalDfg, number: int) -> Measured:
     return Measured(number=number, job=job, cut=cut, wire=wire, can_cut=can_cut)
 
 
-def _named(dfg: GlobalDfg) -> GlobalDfg:
+def named(dfg: GlobalDfg) -> GlobalDfg:
     """The graph with a tensor for each collective that has none: numbered within its iteration."""
     tensor, op = dfg.tensor.copy(), np.array(OPS)[dfg.op]
     meets = np.flatnonzero((op == Op.MEETING) & (tensor < 0))
@@ -251,7 +252,7 @@ def _gradients(
         sizes = np.nan_to_num(dfg.nbytes[row[made]])
         can_cut = can_cut and abs(float(sizes.sum()) - nbytes[tensor]) <= WHOLE * nbytes[tensor]
         gradients += [
-            Gradient(name=dfg.names[dfg.name[row[k]]], nbytes=float(size), op=k)
+            Gradient(name=_made_by(dfg, int(row[k])), nbytes=float(size), op=k)
             for k, size in zip(made, sizes.tolist(), strict=True)
         ]
     order = sorted(found, key=lambda bucket: bucket.op)
@@ -267,6 +268,11 @@ def _copied(
     for i in ops[copies].tolist():
         copied[int(dfg.tensor[i])] += [place[b] for b in feeds[i] if b in place and dfg.nbytes[b] > 0]
     return copied
+
+
+def _made_by(dfg: GlobalDfg, op: int) -> str:
+    """What the gradient of a compute is called: the tensor that it makes, where that is told."""
+    return dfg.tensors[dfg.tensor[op]] if dfg.tensor[op] >= 0 else dfg.names[dfg.name[op]]
 
 
 def _bytes_of(dfg: GlobalDfg, ops: np.ndarray, sent: np.ndarray) -> dict[int, float]:

@@ -1,8 +1,8 @@
-"""Commands about measured traces: trace record, import, show, align, replay, diff."""
+"""Commands about measured traces: trace record, import, show, align, replay, tune, diff."""
 
 from __future__ import annotations
 
-from search.arguments.parser import Commands, positive, whole
+from search.arguments.parser import Commands, number_such_as, positive, whole
 
 __all__ = ["add"]
 
@@ -62,6 +62,52 @@ def add(commands: Commands) -> None:
         "--measured", action="store_true", help="look at an iteration as recorded; ranks may be missing"
     )
     replay.add_argument("--iteration", type=whole, metavar="N", help="of --measured (default: the median)")
+    tune = trace.add(
+        "tune",
+        "trace_tune",
+        "what to fuse, how to cut gradients and what to compute again, beside what others do by default on the same "
+        "job; -o writes the plan that a trainer applies",
+        example="search trace tune aligned.dfg -o plan.json; search trace tune bert_base --what-if workers=64",
+    )
+    tune.add_argument(
+        "job",
+        metavar="DFG",
+        help="a file of `search trace import -o`, or a job of a model's size: bert_base, resnet50, vgg16, inception_v3",
+    )
+    tune.add_argument(
+        "--memory-budget", type=number_such_as("16e9"), metavar="BYTES", help="of a worker: memory passes come first"
+    )
+    tune.add_argument("--driver", default="alg1", metavar="NAME", help="alg1 (default), mcmc or optuna")
+    tune.add_argument(
+        "--passes",
+        metavar="NAME,…",
+        help="op_fusion, tensor_fusion, tensor_partition, recomputation, gradient_accumulation (default: these), "
+        "mixed_precision, and those of installed packages",
+    )
+    tune.add_argument("--without", metavar="NAME,…", help="passes to leave out")
+    tune.add_argument(
+        "--what-if",
+        dest="what_if",
+        metavar="KEY=VALUE,…",
+        help="tune it for another cluster: bandwidth, compute, latency_s, workers, topology, servers, per_machine, "
+        "part_bytes",
+    )
+    tune.add_argument(
+        "--batch", type=positive, metavar="N", help="samples of a worker, of a model's size (default: 32)"
+    )
+    tune.add_argument("--fused", metavar="FILE", help="JSON with measured seconds of fused operations")
+    tune.add_argument(
+        "--launch-s",
+        dest="launch_s",
+        type=number_such_as("5e-6"),
+        metavar="SECONDS",
+        help="what fusing two measured operations saves where --fused does not tell (default: 5e-6)",
+    )
+    tune.add_argument("--plan", metavar="PLAN", help="what this plan comes to on the job, beside the others")
+    tune.add_argument("--seed", type=whole, default=0, metavar="N", help="of mcmc and optuna (default: 0)")
+    tune.add_argument("--no-coarse", action="store_true", help="search over every operation and tensor")
+    tune.add_argument("--no-partial", action="store_true", help="judge every candidate by a full replay")
+    tune.add_argument("--no-symmetry", action="store_true", help="replay every worker, and search every block")
     diff = trace.add(
         "diff",
         "trace_diff",

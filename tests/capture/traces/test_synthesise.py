@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from capture.traces.dfg import build
-from capture.traces.model_jobs import bert_base, resnet50
+from capture.traces.model_jobs import Chip, bert_base, inception_v3, resnet50, vgg16
 from capture.traces.recognise import read_all
 from capture.traces.records import Topology
 from capture.traces.synthesise import (
@@ -115,10 +117,13 @@ def test_size_over_bandwidth_knows_neither_latency_nor_other_workers():
 
 
 @pytest.mark.parametrize(
-    ("make", "tensors", "parameters"), [(resnet50, 161, 25_557_032), (bert_base, 199, 109_482_240)]
-)
-def test_known_models_have_their_published_parameters(make, tensors, parameters):
-    made = make(workers=2)
+    ("make", "tensors", "parameters"),
+    [(resnet50, 161, 25_557_032), (bert_base, 199, 109_482_240), (vgg16, 32, 138_357_544),
+     (inception_v3, 284, 23_834_568)],
+)  # fmt: skip
+@pytest.mark.parametrize("chip", [None, Chip()])
+def test_known_models_have_their_published_parameters(make, tensors, parameters, chip):
+    made = make(workers=2, chip=chip)
     assert len(made.gradients) == tensors
     assert sum(gradient.nbytes for gradient in made.gradients) == 4 * parameters
 
@@ -129,6 +134,38 @@ def test_activations_live_until_their_backward_and_gradients_until_the_update():
     kept = made.keeps[: made.waits // 2].sum()
     assert kept <= peak < kept + 4 * 25_557_032
     assert made.keeps.sum() == made.frees.sum()
+
+
+@pytest.mark.parametrize(("make", "flops"), [(resnet50, 4.1e9), (vgg16, 15.5e9), (inception_v3, 5.7e9)])
+def test_known_models_do_their_published_multiply_adds(make, flops):
+    made = make(workers=1, batch=1, flops_per_s=2.0)  # seconds of the forward pass are multiply-adds
+    forward = made.seconds[0][: made.waits // 2].sum()
+    assert forward == pytest.approx(flops, rel=0.02)  # published to two digits
+
+
+def test_kernels_told_apart_are_the_same_model_and_save_what_their_roofline_leaves():
+    coarse, fine = resnet50(workers=1, batch=1), resnet50(workers=1, batch=1, chip=Chip())
+    assert len(fine.names) > 2 * len(coarse.names)
+    assert [(g.name, g.nbytes) for g in fine.gradients] == [(g.name, g.nbytes) for g in coarse.gradients]
+    assert fine.keeps.sum() == pytest.approx(coarse.keeps.sum())
+    slow = Chip(flops_per_s=1.0)  # nothing but FLOPs counts: fusing saves a launch
+    saves = resnet50(workers=1, batch=1, chip=slow).saves_s
+    convolutions = np.flatnonzero([name.endswith("conv1") for name in fine.names[: fine.waits // 2]])
+    assert saves[convolutions].min() >= slow.launch_s
+    every = Chip(flops_per_s=1e30)  # nothing but bytes counts: all kernels as one still read and write both ends
+    job = resnet50(workers=1, batch=1, chip=every)
+    assert np.nansum(job.saves_s) < job.seconds[0].sum()
+    assert np.nanmin(job.saves_s) > every.launch_s
+
+
+def test_a_bucket_may_have_parts_of_its_own_and_wait_for_a_moment():
+    whole = buckets(job().gradients, 1e12)
+    own = [replace(bucket, part_bytes=bucket.nbytes / 2) for bucket in whole]
+    served = Wire(topology=Topology.PARAMETER_SERVER, link=Link(bytes_per_s=1e9), servers=2)
+    one, two = (synthesise(job(), cut, served).run().span_s for cut in (whole, own))
+    assert one - two == pytest.approx(2 * 6.0)  # each of two servers takes half of what both workers push and pull
+    late = [replace(bucket, not_before_s=5.0) for bucket in whole]
+    assert synthesise(job(), late, FAST).run().span_s == pytest.approx(5 + 6 + 1)
 
 
 @pytest.mark.parametrize(("name", "count"), [("b1", 13), ("b4", 7), ("b25", 2)])
