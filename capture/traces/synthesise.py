@@ -167,7 +167,10 @@ class _Plan:
                 f"give fewer workers, or larger bucket_bytes or part_bytes"
             )
         self.flows = [self._flow(bucket) for bucket in cut]
-        self.nodes = job.workers + max((f.num_servers for f in self.flows), default=0)
+        served = wire.servers if any(f.num_servers for f in self.flows) else 0
+        self.nodes = job.workers + served
+        parts = np.cumsum([0, *map(self._parts, cut)])
+        self.first = parts % max(wire.servers, 1)  # parts go round the servers from bucket to bucket
         self.streams: list[Stream] = []
         self.place: dict[tuple[int, str], int] = {}
         self.edges: list[np.ndarray] = []
@@ -235,7 +238,7 @@ class _Plan:
         for b, (bucket, f) in enumerate(zip(self.cut, self.flows, strict=True)):
             first = num
             num += len(f.source)
-            stream.append(self._links(f))
+            stream.append(self._links(f, int(self.first[b])))
             seconds.append(self._seconds(f, bucket.nbytes))
             category.append(np.full(len(f.source), CATEGORIES.index(Category.DP)))
             name.append(np.full(len(f.source), k + 2))
@@ -258,11 +261,12 @@ class _Plan:
             done, begins = before[before[:, 0] == r, 1], transfer[worker == r]
             self.edges.append(np.stack([np.repeat(done, len(begins)), np.tile(begins, len(done))], axis=1))
 
-    def _links(self, f: Flow) -> np.ndarray:
-        """A link is that between two workers; a server's, in or out, is shared by all of them."""
+    def _links(self, f: Flow, first: int) -> np.ndarray:
+        """A link is that between two workers; a server's, in or out, is shared by all of them. first: server."""
         w, shared = self.job.workers, f.num_servers and f.num_servers <= self.job.workers
         pairs = np.stack([f.source, f.target], axis=1)
         if f.num_servers:
+            pairs = np.where(pairs >= w, w + (pairs - w + first) % self.wire.servers, pairs)
             pairs = np.where(pairs >= w, pairs, -1) if shared else np.where(pairs < w, pairs, -1)
         unique, which = np.unique(pairs, axis=0, return_inverse=True)
         made = []

@@ -2,8 +2,9 @@
 
 XLA fuses as many computes as it may. PyTorch DDP closes a bucket once it holds 25 MiB, the first 1 MiB. Horovod fuses
 what is made within a cycle of 5 ms, up to 64 MB; its autotuning is replaced by the best of a grid of both, which is no
-worse than what it samples. BytePS cuts tensors into parts of 4 MB, first come first served (priority.py has the other
-order). With a ring the fused computes of XLA go with Horovod's buckets, with servers with BytePS's parts.
+worse than what it samples. BytePS cuts tensors into parts of 4 MB, first come first served, or by priority where the
+next forward pass waits layer by layer; a plan waits for all gradients, so that one stands beside the others and binds
+nobody. With a ring the fused computes of XLA go with Horovod's buckets, with servers with BytePS's parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from capture.traces.records import Topology
 from capture.traces.synthesise import size_over_bandwidth
 from search.tuner.decisions import WHOLE, Decisions, apart, fusible
 from search.tuner.judge import Judge
+from search.tuner.priority import layered_s
 
 __all__ = ["Baseline", "baselines", "capped", "cycled", "daydream_s"]
 
@@ -30,10 +32,11 @@ BYTEPS_PART = 4.0 * MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A default by name."""
+    """A default by name. layered: forward computes wait for their own gradients, by priority (priority.py)."""
 
     name: str
     decisions: Decisions
+    layered: bool = False
 
 
 def baselines(judge: Judge) -> list[Baseline]:
@@ -53,6 +56,9 @@ def _all(judge: Judge) -> Iterator[Baseline]:
     if subject.wire.topology is Topology.PARAMETER_SERVER:
         yield Baseline(name="XLA, BytePS parts", decisions=replace(every, part_bytes=BYTEPS_PART))
         yield Baseline(name="BytePS (4 MB)", decisions=replace(plain, part_bytes=BYTEPS_PART))
+        if layered_s(judge, plain, priority=True) is not None:
+            found = replace(plain, part_bytes=BYTEPS_PART)
+            yield Baseline(name="BytePS, priorities", decisions=found, layered=True)
         return
     yield Baseline(name="XLA, Horovod buckets", decisions=cycled(judge, every, HOROVOD_CAP, HOROVOD_CYCLE_S))
     yield Baseline(name="DDP (25 MiB)", decisions=capped(judge, plain, DDP_CAP, first_bytes=DDP_FIRST))

@@ -190,7 +190,7 @@ class Judge:
         """
         wire, workers = self.subject.wire, self.shown.workers
         bucket = np.repeat(np.arange(len(parts)), parts)
-        number = np.arange(len(bucket)) - np.repeat(np.cumsum(parts) - parts, parts)
+        number = np.arange(len(bucket))  # parts go round the servers from bucket to bucket
         shared = (np.minimum(parts, wire.servers) <= workers)[bucket]
         alone = (wire.link.latency_s + nbytes / parts / wire.link.bytes_per_s)[bucket]
         return bucket, np.where(shared, number % wire.servers, wire.servers), np.where(shared, workers, 1) * alone

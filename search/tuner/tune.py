@@ -24,6 +24,7 @@ from search.tuner.judge import Judge, SpeedUps
 from search.tuner.moves import Pass
 from search.tuner.passes import DEFAULT, known_passes
 from search.tuner.planned import bucket_cap_mb, bucket_list, decided, fused_names
+from search.tuner.priority import layered_s
 from search.tuner.sampled import TRIALS, sample
 from search.tuner.subject import Subject
 
@@ -48,7 +49,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way to run the job. seconds [I]: of each iteration, replayed. buckets, groups: what leaves, what runs."""
+    """One way to run the job. seconds [I]: of each iteration, replayed.
+
+    layered: the next forward pass waits layer by layer, which no plan asks of a trainer: told, and never the best.
+    """
 
     name: str
     seconds: np.ndarray
@@ -58,6 +62,7 @@ class Row:
     num_ops: int
     fits: bool
     decisions: Decisions
+    layered: bool = False
 
     @property
     def mean_s(self) -> float:
@@ -79,8 +84,8 @@ class Tuned:
 
     @property
     def best_baseline(self) -> Row | None:
-        """The fastest that fits, where one does."""
-        return min((row for row in self.rows if row.fits), key=lambda row: row.mean_s, default=None)
+        """The fastest that fits and waits as the plan does, where one does."""
+        return min((row for row in self.rows if row.fits and not row.layered), key=lambda row: row.mean_s, default=None)
 
 
 def chosen_passes(text: str | None, without: str | None = None) -> tuple[str, ...]:
@@ -116,7 +121,7 @@ def tune(subject: Subject, options: Options) -> Tuned:
     judge = Judge(subject, options.ups, options.budget_bytes)
     passes = [known_passes()[name] for name in options.passes]
     known = baselines(judge)
-    rows = [_row(judge, one.name, one.decisions) for one in known]
+    rows = [_layered(judge, one) if one.layered else _row(judge, one.name, one.decisions) for one in known]
     began = time.perf_counter()
     origin = replace(subject.start, part_bytes=subject.start.part_bytes or WHOLE)
     saving = fitted(judge, origin, passes)
@@ -124,10 +129,12 @@ def tune(subject: Subject, options: Options) -> Tuned:
     found = [_driven(judge, start, passes, options) for start in starts]
     search_s = time.perf_counter() - began
     before = next((row for row in rows if row.name == "as recorded"), None) or _row(judge, "no fusion", origin)
-    fits = [row for row in rows if row.fits and _allowed(judge, row.decisions, options.passes)]
+    fits = [row for row in rows if row.fits and not row.layered and _allowed(judge, row.decisions, options.passes)]
     ends = [_row(judge, "tuned", one) for one in _distinct(found)]
     best = min([*ends, *fits], key=lambda row: row.mean_s)
     plan = _plan(judge, before, best, options)
+    if any(row.layered for row in rows) and layered_s(judge, best.decisions, priority=True) is not None:
+        rows.append(_layered(judge, Baseline(name="tuned, priorities", decisions=best.decisions, layered=True)))
     return Tuned(
         plan=plan, rows=tuple(rows), best=replace(best, name="tuned"), search_s=search_s, judged=judge.judged,
         replays=judge.replays, partial_replays=judge.sync.replays,
@@ -191,6 +198,14 @@ def _row(judge: Judge, name: str, decisions: Decisions) -> Row:
         daydream_s=daydream_s(judge, decisions), num_buckets=len(look.nbytes), num_ops=len(look.first),
         fits=peak <= judge.budget_bytes, decisions=decisions,
     )  # fmt: skip
+
+
+def _layered(judge: Judge, one: Baseline) -> Row:
+    """The iteration that is looked at, with priorities."""
+    seconds = layered_s(judge, one.decisions, priority=True)
+    assert seconds is not None
+    row = _row(judge, one.name, one.decisions)
+    return replace(row, seconds=np.array([seconds]), layered=True)
 
 
 def _outcome(row: Row, known: bool) -> Outcome:

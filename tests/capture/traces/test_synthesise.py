@@ -168,6 +168,14 @@ def test_a_bucket_may_have_parts_of_its_own_and_wait_for_a_moment():
     assert synthesise(job(), late, FAST).run().span_s == pytest.approx(5 + 6 + 1)
 
 
+def test_buckets_go_round_the_servers():
+    cut = buckets(job().gradients, 1.0)  # two, whole
+    wires = [Wire(topology=Topology.PARAMETER_SERVER, link=Link(bytes_per_s=1e9), servers=s, lanes=9) for s in (1, 2)]
+    one, two = (synthesise(job(), cut, over).run().span_s for over in wires)
+    assert one == pytest.approx(2 + 2 * 4 + 2 * 4 + 1 + 2 * 2)  # b is pushed while a is pulled, and pulled after it
+    assert two == pytest.approx(2 + 2 * 4 + 2 * 4 + 1)  # b, on the other server, is back before a
+
+
 @pytest.mark.parametrize(("name", "count"), [("b1", 13), ("b4", 7), ("b25", 2)])
 def test_buckets_are_cut_as_ddp_cut_them_in_the_shipped_runs(shared, name, count):
     dfg = build(fine(shared, f"ddp2_1gbit_{name}", 2))
