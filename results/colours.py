@@ -13,7 +13,8 @@ from typing import Final
 from estimator.part import Part
 from estimator.schedule import Kind
 
-__all__ = ["BLACK", "DISTINCT", "LINE", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "STROKES", "TRACE_NAMES", "on"]
+__all__ = ["BLACK", "DISTINCT", "ITEM_COLOURS", "LINE", "MANY", "PART_COLOURS", "PASS_COLOURS", "RULE", "STROKES",
+           "TRACE_NAMES", "on"]  # fmt: skip
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
@@ -45,6 +46,12 @@ PART_COLOURS: Final[Mapping[Part, str]] = {
 PASS_COLOURS: Final[Mapping[Kind, str]] = {
     Kind.F: SKY, Kind.B: ORANGE, Kind.W: GREEN, Kind.BW: VERMILION, Kind.PAIR: PURPLE,
 }  # fmt: skip
+
+ITEM_COLOURS: Final[Mapping[str, str]] = {
+    "weights": BLUE, "gradients": ORANGE, "optimizer_states": GREEN, "gathered_weights": PURPLE, "activations": SKY,
+    "working_set": VERMILION, "buckets": YELLOW, "exchange_buffers": VIOLET, "workspace": PLUM, "logits": MOSS,
+}  # fmt: skip
+"""Of what fills a chip's memory."""
 
 TRACE_NAMES: Final[Mapping[Part, str]] = {
     Part.EMBEDDING: "detailed_memory_dump", Part.ATTENTION: "thread_state_runnable", Part.ROTARY: "rail_response",

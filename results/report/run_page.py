@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from estimator.result import COLUMNS
-from results.colours import PASS_COLOURS, STROKES
+from results.colours import ITEM_COLOURS, PASS_COLOURS, STROKES
 from results.files import dump_json
 from results.report.breakdown import TIME_TERMS
 from results.report.gantt import LETTERS, WORDS
@@ -97,7 +97,7 @@ def page_html(
         "systems": facts.systems, "counts": facts.counts, "rejections": list(facts.rejections),
         "closest": list(facts.closest), "closest_note": facts.closest_note,
         "provenance": [[head, [list(pair) for pair in pairs]] for head, pairs in facts.provenance],
-        "details": [asdict(detail) for detail in details], "hues": list(STROKES),
+        "details": [asdict(detail) for detail in details], "hues": list(STROKES), "items": dict(ITEM_COLOURS),
         "passes": {LETTERS[kind]: [hue, WORDS[kind].partition(" ")[2]] for kind, hue in PASS_COLOURS.items()},
     }  # fmt: skip
     table = _packed(rows, objectives)

@@ -12,7 +12,7 @@ from estimator.result import COLUMNS
 from hardware.units import format_bytes, format_count, format_seconds
 from results.schema import FRONT_FIELDS, REPLAY_FIELDS, SERVED_FIELDS
 
-__all__ = ["WIDTH", "clip", "columns", "format_cell", "hanging", "title_lines", "wrap"]
+__all__ = ["WIDTH", "clip", "columns", "counted", "format_cell", "hanging", "title_lines", "wrap"]
 
 WIDTH = 100
 
@@ -40,6 +40,16 @@ def format_cell(name: str, value: Any) -> str:  # noqa: ANN401 - cells are of an
     if number == int(number) and abs(number) < 1e15:
         return str(int(number))
     return format_count(number) if abs(number) >= 1e5 else f"{number:.4g}"
+
+
+def counted(number: float, noun: str) -> str:
+    """A number of things; one of them is told in the singular.
+
+    >>> counted(1, "day"), counted(2.5, "day"), counted(15_360, "sequence")
+    ('1 day', '2.5 days', '15360 sequences')
+    """
+    shown = str(int(number)) if number == int(number) else f"{number:g}"
+    return f"{shown} {noun}{'' if number == 1 else 's'}"
 
 
 def clip(text: str, width: int = 60) -> str:

@@ -13,6 +13,7 @@ def add(commands: Commands) -> None:
         "report", "report", "the run as one page that opens from disk", example="search report latest -o front.html"
     )
     report.add_argument("run", metavar="RUN", help="a run folder, its name under runs/, or latest")
+    report.add_argument("--point", metavar="ID", help="the point that is shown first, and in pictures; or a reference")
     report.add_argument("--png", metavar="DIR", help="the same pictures as files, into that folder")
     plan = commands.add(
         "plan",

@@ -19,17 +19,18 @@ from estimator.result import StageResult
 from estimator.step import evaluate
 from hardware.catalog import describe_system
 from hardware.system import SystemSpec
-from hardware.units import format_count, format_seconds
+from hardware.units import format_seconds
 from results.pareto import spread
 from results.report import ranked
 from results.report.gantt import LETTERS, Lane, alive
 from results.report.run_page import Detail, RunFacts, SwimLane, page_html
+from results.report.text import counted
 from results.schema import strategy_at
 from results.store import REPORT, RunFolder
 from results.table import Table
 from search.bands import cell_of, model_error
 from search.commands.answer import tell
-from search.commands.point import model_line
+from search.commands.point import model_line, work_line
 from search.commands.why import counts_line, degrees_line
 from search.finalists import name_of, system_of_row
 from search.lane import Passes, num_passes, passes_of
@@ -78,11 +79,12 @@ class Gathered:
     details: list[Detail]
 
 
-def gathered(folder: RunFolder, space: Space) -> Gathered:
-    """Of a run that has a front."""
+def gathered(folder: RunFolder, space: Space, point: str | None = None) -> Gathered:
+    """Of a run that has a front; `point` is an id of it, or the name of a reference, that is looked at first."""
     front, reference = folder.read_front(), folder.read_reference()
     objectives = [objective.column for objective in space.objectives]
-    details = details_of(space, front, reference, objectives)
+    first = None if point is None else _place(folder, front, reference, point)
+    details = details_of(space, front, reference, objectives, first=first)
     facts = _facts(folder, space, front)
     return Gathered(facts=facts, front=front, reference=reference, objectives=objectives, details=details)
 
@@ -92,13 +94,30 @@ def report_html(shown: Gathered) -> str:
     return page_html(shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 
-def details_of(space: Space, front: Table, reference: Table, objectives: Sequence[str]) -> list[Detail]:
-    """Marked points first, then reference points that fit, then points that stand for the others of the front."""
+def _place(folder: RunFolder, front: Table, reference: Table, point: str) -> int:
+    """Where a point stands among the rows of the front, and behind them those of the references."""
+    if point.isdecimal():
+        try:
+            return front.find(int(point))
+        except ValueError as error:
+            raise ValueError(f"{folder.path}: --point: {error}") from error
+    named = np.flatnonzero((reference["name"] == point) & reference["feasible"].astype(bool))
+    if not len(named):
+        names = ", ".join(reference["name"][reference["feasible"].astype(bool)]) or "none"
+        raise ValueError(f"{folder.path}: --point must be an id of the front or a reference that fits ({names}), "
+                         f"but got {point!r}")  # fmt: skip
+    return len(front) + int(named[0])
+
+
+def details_of(
+    space: Space, front: Table, reference: Table, objectives: Sequence[str], *, first: int | None = None
+) -> list[Detail]:
+    """The one to begin with, marked points, reference points that fit, then points that stand for the others."""
     marked = list(ranked(front, objectives)[1])
     values = np.stack([front[name] for name in objectives], axis=1)
     references = [len(front) + i for i in np.flatnonzero(reference["feasible"]).tolist()]
     others = spread(values, marked, DETAILED - len(references))
-    chosen = list(dict.fromkeys([*marked, *references, *others]))
+    chosen = list(dict.fromkeys([*([] if first is None else [first]), *marked, *references, *others]))
     lanes = 0
     details = []
     for number, place in enumerate(chosen):
@@ -160,7 +179,7 @@ def _facts(folder: RunFolder, space: Space, front: Table) -> RunFacts:
     about = [
         ("model", model_line(space.model)),
         ("systems", "; ".join(f"{s.told_chips} ({s.name})" for s in space.systems)),
-        ("workload", f"{work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step"),
+        ("workload", work_line(work)),
         ("objectives", ", ".join(f"{o.column} {'down' if o.minimise else 'up'}" for o in space.objectives)),
         ("constraints", "; ".join(c.expression.text for c in space.constraints) or "none"),
         ("run", f"{folder.path}, {folder.state}, {manifest['created']}"),
@@ -168,7 +187,7 @@ def _facts(folder: RunFolder, space: Space, front: Table) -> RunFacts:
     run_name = shlex.quote(str(folder.path))
     best = ranked(front, [o.column for o in space.objectives])[0][0]
     return RunFacts(
-        title=f"{manifest['name']}: {len(front)} points", run=str(folder.path), about=about,
+        title=f"{manifest['name']}: {counted(len(front), 'point')}", run=str(folder.path), about=about,
         systems={system.name: _system(system) for system in space.systems},
         counts=counts_line(manifest["counts"], space.open_axes), rejections=list(folder.read_rejections().rows()),
         closest=closest, closest_note=note, provenance=_provenance(folder, space, front),

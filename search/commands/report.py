@@ -8,11 +8,13 @@ from typing import Any
 
 from results.files import write_bytes
 from results.store import RunFolder, is_run
-from search.commands.answer import NOTHING_FEASIBLE, check_writable, json_text, tell, write
+from search.commands.answer import NOTHING_FEASIBLE, check_free, check_writable, json_text, tell, write
 from search.commands.page import Gathered, gathered, report_html
 from search.commands.runs import find_run, space_of
 
 __all__ = ["finished_run", "run"]
+
+ENDINGS = (".html", ".htm")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,7 +25,11 @@ def run(args: argparse.Namespace) -> int:
         return NOTHING_FEASIBLE
     if args.output is not None:
         check_writable(args, args.output)
-    shown = gathered(folder, space_of(folder))
+        if Path(args.output).suffix not in ENDINGS:
+            raise ValueError(f"{args.output}: a page's name must end in .html; --png DIR makes pictures")
+    if args.png is not None:
+        _check_pictures(args, Path(args.png))
+    shown = gathered(folder, space_of(folder), args.point)
     told: dict[str, Any] = {"run": str(folder.path)}
     if args.png is not None:
         told["pictures"] = [str(path) for path in _pictures(Path(args.png), shown)]
@@ -46,14 +52,22 @@ def _page(args: argparse.Namespace, folder: RunFolder, content: str) -> dict[str
     return {"report": str(path), "bytes": len(content.encode())}
 
 
-def _pictures(folder: Path, shown: Gathered) -> list[Path]:
-    """The same as PNG files; a folder of a run is no place for them."""
-    from results.report.run_pictures import save_pictures
+def _check_pictures(args: argparse.Namespace, folder: Path) -> None:
+    """ValueError where the folder is none for pictures, or holds some that --force does not let go."""
+    from results.report.run_pictures import NAMES
 
     if is_run(folder) or (folder.exists() and not folder.is_dir()):
         raise ValueError(
             f"{folder}: --png takes a folder for pictures, but it is {'a run' if is_run(folder) else 'a file'}"
         )
+    for name in NAMES:
+        check_free(args, str(folder / f"{name}.png"))
+
+
+def _pictures(folder: Path, shown: Gathered) -> list[Path]:
+    """The same as PNG files."""
+    from results.report.run_pictures import save_pictures
+
     return save_pictures(folder, shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 

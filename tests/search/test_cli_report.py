@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -31,12 +32,21 @@ def test_the_same_pictures_may_be_files(search, small_run, tmp_path):
     assert (said.code, sorted(said.out.split())) == (0, [f"pictures/{file.name}" for file in files])
     # A run without a pipeline has no picture of one.
     assert {f.stem for f in files} == {
-        "front", "memory", "parallel", "ranks", "rejections", "sensitivity", "waterfall"
+        "front", "memory", "parallel", "ranks", "rejections", "sensitivity", "treemap", "waterfall"
     }  # fmt: skip
     for file in files:
         assert file.read_bytes().startswith(b"\x89PNG")
         assert file.stat().st_size > 8000, file
     assert not (small_run.path / "report.html").exists()
+
+
+def test_the_point_that_is_asked_for_is_shown_first(search, small_run, tmp_path):
+    """In the page the first of the details is chosen at its start; pictures are of it."""
+    rows = [*small_run.read_front()["id"].tolist(), "fully_sharded"]
+    for place, name in enumerate(rows):
+        assert search("report", "latest", "-o", f"{place}.html", "--point", str(name)).code == 0
+        page = (tmp_path / f"{place}.html").read_text(encoding="utf-8")
+        assert json.loads(re.search(r'id="data">(.*)</script>', page)[1])["details"][0]["row"] == place
 
 
 def test_a_run_without_a_front_is_3_and_says_what_to_ask(search, small_run):

@@ -69,6 +69,7 @@ class Scale {
       if (value > high) high = value;
     }
     if (!(low <= high)) [low, high] = [0, 1];
+    this.isWhole = values.every(Number.isInteger);
     this.isLog = low > 0 && high >= 3 * low;
     const room = this.isLog ? 0.03 * Math.log(high / low) : 0.03 * (high - low || Math.abs(high) || 1);
     this.low = this.isLog ? low * Math.exp(-room) : low - room;
@@ -98,7 +99,8 @@ class Scale {
     }
     const rough = (high - low) / most;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((lead) => lead * power).find((size) => size >= rough);
+    const least = this.isWhole && divisor === 1 ? 1 : 0; // there is no degree between two whole ones
+    const step = Math.max(least, [1, 2, 5, 10].map((lead) => lead * power).find((size) => size >= rough));
     const found = [];
     for (let n = Math.ceil(low / step); n * step <= high; n++) found.push(n * step);
     return found;
@@ -137,7 +139,7 @@ function axes(context, across, upward, x, y) {
 /** Ticks of a column: round numbers, or the texts that it has. */
 function tickTexts(name, scale, divisor, most) {
   const column = columns.get(name);
-  if (column.is_text && column.values) {
+  if (column.values && typeof column.values.find((value) => value !== null) !== "number") { // texts and switches
     return column.values.map((text, code) => ({ at: scale.at(code), text: clipped(String(text), 12) }));
   }
   return scale.ticks(divisor, Math.max(2, most)).map((value) => ({ at: scale.at(value * divisor), text: digits(value) }));

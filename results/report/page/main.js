@@ -48,8 +48,7 @@ async function start() {
   startPoint();
   startTables();
   keep();
-  const best = Object.keys(data.marks).map(Number);
-  if (data.num_rows) changed({ a: best[0] ?? 0 });
+  if (data.num_rows) changed({ a: data.details[0]?.row ?? 0 });
   let waiting = 0;
   window.addEventListener("resize", () => {
     cancelAnimationFrame(waiting);

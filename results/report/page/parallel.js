@@ -25,7 +25,14 @@ function startParallel() {
 /** Objectives, then what differs among the points of the front. */
 function parallelAxes() {
   const names = [...data.objectives.map((one) => one.name), "num_gpus", "system", ...data.strategy];
-  return [...new Set(names)].filter((name) => columns.has(name) && columns.get(name).kind !== "same");
+  return [...new Set(names)].filter((name) => columns.has(name) && differs(columns.get(name)));
+}
+
+/** Whether a column has more than one value on the front: reference points alone make no axis. */
+function differs(column) {
+  if (column.kind === "same") return false;
+  for (let row = 1; row < data.num_front; row++) if (column.at(row) !== column.at(0)) return true;
+  return false;
 }
 
 function drawParallel() {

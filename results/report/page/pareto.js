@@ -108,6 +108,8 @@ function drawOver() {
     if (!letter) return;
     context.font = "bold 14px system-ui, sans-serif";
     context.fillStyle = colour;
+    context.strokeStyle = "#fff"; // a rim, for the letter may lie over other marks
+    context.strokeText(letter, plot.x[i] + 12, plot.y[i] + 14);
     context.fillText(letter, plot.x[i] + 12, plot.y[i] + 14);
   };
   if (state.hover >= 0) ring(state.hover, "#000", "");

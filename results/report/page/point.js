@@ -1,7 +1,6 @@
 /* The chosen point, alone or beside a second one: where its time goes, what fills its stages, how it would shift. */
 
 const NOISE = 1e-7; // of a step: what is left of columns that are kept to seven digits
-const ITEM_HUES = new Map();
 
 function startPoint() {
   listeners.push((changes) => {
@@ -80,10 +79,7 @@ const clean = (value, whole) => (Math.abs(value) <= NOISE * whole ? 0 : value);
 
 let stage = -1;
 
-function itemHue(item) {
-  if (!ITEM_HUES.has(item)) ITEM_HUES.set(item, HUES[ITEM_HUES.size % HUES.length]);
-  return ITEM_HUES.get(item);
-}
+const itemHue = (item) => data.items[item];
 
 const heldBytes = (one) => Object.values(one.memory).reduce((sum, bytes) => sum + bytes, 0);
 

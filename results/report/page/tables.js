@@ -32,7 +32,7 @@ function drawRejections() {
   ]);
   const near = data.closest.map((one) => [{ text: one.configuration }, gib(one.device_memory_bytes), gib(one.short_by_bytes), { text: one.remedy }]);
   clear(place, element("p", {}, data.counts),
-    rows.length ? element("div", { class: "scroll", tabindex: 0 }, table([{ text: "rule" }, "rejected", "share", "log of it", { text: "for example" }], rows)) : element("p", {}, "nothing was rejected by a rule"),
+    rows.length ? element("div", { class: "scroll", tabindex: 0 }, table([{ text: "rule" }, "rejected", "share", { bar: "log of it" }, { text: "for example" }], rows)) : element("p", {}, "nothing was rejected by a rule"),
     element("h3", {}, "Closest to feasible"), element("p", { class: "note" }, data.closest_note),
     near.length ? element("div", { class: "scroll", tabindex: 0 }, table([{ text: "configuration" }, "needs", "too much", { text: "what would help" }], near)) : null);
 }
