@@ -35,6 +35,27 @@ def test_the_space_of_the_readme_has_a_front(examples):
     assert set(space.references) == {"mine"}
 
 
+def test_the_readme_tells_the_errors_of_the_accuracy_page(root):
+    """Whole percents of its table: all steps, by family, groups left out, memory."""
+    page = (root / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    table = page.partition("## Today's errors")[2].partition("\n\nP10")[0]
+    rows = {}
+    for line in table.splitlines():
+        if re.match(r"\| [\w-]+ \| \d+ \|", line):
+            name, steps, catalogue, groups, _, memory = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[name] = (int(steps), [float(x) for x in catalogue.split(" / ")], float(groups.split(" / ")[0]), memory)
+    steps, (mean, *_, bias), left_out, memory = rows.pop("all")
+    *usual, worst = sorted(mean for _, (mean, *_), *_ in rows.values())
+    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        f"On {steps} published training steps the mean absolute error is {mean:.0f} % (bias {bias:+.0f} %: "
+        f"{usual[0]:.0f} to {usual[-1]:.0f} % by family, {worst:.0f} % for ZeRO-3 over hundreds of nodes); "
+        f"{left_out:.0f} % where factors are fitted to the other models' steps. "
+    ) in readme
+    assert f"give a peak memory are off by {float(memory):.0f} %." in readme
+    assert f"a model that is {usual[0]:.0f} to {usual[-1]:.0f} % off" in readme
+
+
 def test_the_file_format_tells_every_axis_and_every_value_of_a_closed_choice(root):
     text = (root / "docs" / "spaces.md").read_text(encoding="utf-8")
     for axis in AXES:
