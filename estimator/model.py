@@ -221,6 +221,11 @@ class ModelSpec:
         return sum(layer.mlp is Mlp.MOE for layer in self.layer_specs)
 
     @property
+    def has_shared_experts(self) -> bool:
+        """Whether every token passes through some experts beside those that it is routed to."""
+        return self.moe is not None and self.moe.num_shared_experts > 0
+
+    @property
     def mtp_layer_spec(self) -> LayerSpec:
         """The layer inside an MTP module."""
         if self.mtp_layer is not None:

@@ -227,7 +227,7 @@ def _overlap_tp(c: Case) -> np.ndarray:
 
 
 def _shared_experts(c: Case) -> np.ndarray:
-    both = (c.overlap_ep > 0) & (c.ep > 1) & (c.model.moe is not None and c.model.moe.num_shared_experts > 0)
+    both = (c.overlap_ep > 0) & (c.ep > 1) & c.model.has_shared_experts
     return ~both | (not c.strategy.shared_expert_overlap) if both.any() else _true(c)
 
 

@@ -74,8 +74,9 @@ class Table:
         """Position of the row with this id; ValueError when there is none."""
         hits = np.flatnonzero(self["id"] == row_id)
         if not len(hits):
-            known = self["id"][:5].tolist()
-            raise ValueError(f"no row has id {row_id}; the first of {len(self)} ids are {known}")
+            known = ", ".join(map(str, self["id"][:5].tolist()))
+            have = f"the first of {len(self)} ids are {known}" if known else "there is no row"
+            raise ValueError(f"no row has id {row_id}; {have}")
         return int(hits[0])
 
 

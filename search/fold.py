@@ -85,7 +85,7 @@ def _folded_on_model(space: Space) -> tuple[Space, list[str]]:
 def _without_experts(model: ModelSpec) -> Iterator[tuple[str, object, str]]:
     if model.moe is None:
         yield from ((name, neutral, "a dense model") for name, neutral in OF_EXPERTS.items())
-    elif not model.moe.shared_ffn:
+    elif not model.has_shared_experts:
         yield from ((name, neutral, "a model without shared experts") for name, neutral in OF_SHARED_EXPERTS.items())
 
 

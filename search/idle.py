@@ -14,7 +14,7 @@ from estimator.build import build
 from estimator.graph import BlockKind
 from estimator.model import ModelSpec
 from estimator.schedule_rules import paired
-from estimator.strategy import Chunks, ContextParallel, Module, Recompute, RecomputeKind, Schedule, Strategy
+from estimator.strategy import Chunks, ContextParallel, Module, RankOrder, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 
 __all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "present", "refused_overlaps", "refuses_ep",
@@ -25,6 +25,7 @@ Columns = dict[str, np.ndarray]
 
 def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> Strategy:
     """A scalar strategy with options that change nothing written as off: what a person would launch."""
+    s = _plain_structure(s, system)
     dp = system.num_chips // (s.tp * s.cp * s.pp)
     shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1 or s.schedule is Schedule.DUALPIPE
     off: dict[str, int] = {}
@@ -45,9 +46,21 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
         quiet = replace(quiet, expert_bucket_bytes=None)
     if model.moe is None or s.ep == 1:
         quiet = replace(quiet, redundant_experts=0)
-    if s.ep == 1 or model.moe is None or not model.moe.num_shared_experts:
+    if s.ep == 1 or not model.has_shared_experts:
         quiet = replace(quiet, shared_expert_overlap=False)
     return quiet.with_sizes(off)
+
+
+def _plain_structure(s: Strategy, system: SystemSpec) -> Strategy:
+    """Without choices that only a degree above 1 gives a meaning, or a machine of several domains."""
+    alone = s.pp == 1 or system.num_chips == s.tp * s.cp * s.pp
+    inside = not system.segments and system.num_chips <= system.tiers[0].span
+    return replace(
+        s,
+        sequence_parallel=s.sequence_parallel and bool(s.tp > 1),
+        context_parallel=s.context_parallel if s.cp > 1 else ContextParallel.RING,
+        rank_order=RankOrder.TP_CP_DP_PP if alone or inside else s.rank_order,
+    )
 
 
 def effective(model: ModelSpec, choice: Recompute) -> Recompute:
@@ -94,7 +107,7 @@ NEEDS = ("tp_chunks", "expert_bucket_bytes")
 
 def refuses_ep(model: ModelSpec, strategy: Strategy) -> bool:
     """Whether a variant refuses overlap of EP wherever that has an effect: rule shared_expert_overlap."""
-    return strategy.shared_expert_overlap and model.moe is not None and model.moe.num_shared_experts > 0
+    return strategy.shared_expert_overlap and model.has_shared_experts
 
 
 IDLE_VARIANTS = ("tp_chunks", "overlap_cp", "shared_expert_overlap", "expert_bucket_bytes")
@@ -109,9 +122,8 @@ def idle_variants(model: ModelSpec, strategy: Strategy, s: Columns) -> Columns:
     """
     alone = ~shares_weights(s) if "edp" in s else np.ones(s["tp"].shape, dtype=bool)
     no_ring = strategy.context_parallel is not ContextParallel.RING
-    has_shared = model.moe is not None and model.moe.num_shared_experts > 0
     return {
         "tp_chunks": s["tp"] == 1, "overlap_cp": (s["cp"] == 1) | no_ring,
-        "shared_expert_overlap": (s["ep"] == 1) | (not has_shared),
+        "shared_expert_overlap": (s["ep"] == 1) | (not model.has_shared_experts),
         "expert_bucket_bytes": alone if model.moe is not None else np.ones(s["tp"].shape, dtype=bool),
     }  # fmt: skip

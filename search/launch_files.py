@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import spaces
 from estimator.layout import even_layers
@@ -21,8 +23,11 @@ from hardware.system import SystemSpec
 from results.launchers import Given, Imported, Job
 from results.launchers.settings import Value
 from search.axes import AXES, NESTED, axis_values
+from search.fold import folded_point
+from search.idle import without_idle_options
 from search.layout import layers_of, layout_string
 from search.plain import plain
+from search.space import parse_space
 from search.yaml_lines import Key, Plain, SpaceError, parse_document
 from search.yaml_text import yaml_text
 
@@ -38,6 +43,7 @@ class Configured:
     imported: Imported
     sections: dict[str, Plain]  # model, system, workload, strategy
     missing: tuple[str, ...]
+    idle: tuple[str, ...] = ()  # a line for each choice of the file that has no effect, and is written as off
 
     @property
     def is_complete(self) -> bool:
@@ -98,7 +104,26 @@ def configured(
     met = {"sequence length": work["seq"], "global batch": work["global_batch"], "model": sections["model"]}
     met |= {"system": sections["system"]}
     left = [line for line in missing if met.get(line.partition(":")[0]) is None]
-    return Configured(imported=imported, sections=sections, missing=tuple(left))
+    found = Configured(imported=imported, sections=sections, missing=tuple(left))
+    return _settled(found, source) if found.is_complete else found
+
+
+def _settled(found: Configured, source: str) -> Configured:
+    """The configuration with what has no effect written as off, as a search would write it."""
+    space = parse_space(found.yaml("imported"), f"{source}, imported", Path(source).parent)
+    alone, notices = folded_point(space, space.strategy())
+    before, after = axis_values(space.strategy()), axis_values(
+        without_idle_options(alone.model, alone.strategy(), alone.system)
+    )  # fmt: skip
+    strategy = deepcopy(found.sections["strategy"])
+    for axis in AXES:
+        holder: Plain = strategy
+        for key in axis.key[:-1]:
+            holder = holder.get(str(key)) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and axis.key[-1] in holder and before[axis.name] != after[axis.name]:
+            holder[str(axis.key[-1])] = plain(axis.write(after[axis.name]))
+    told = tuple(line for line in notices if not line.startswith("fusion:"))  # which no file chooses one by one
+    return replace(found, sections=found.sections | {"strategy": strategy}, idle=told)
 
 
 def _named(model: Plain, source: str) -> Plain:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from estimator.precision import recipe
-from results.launchers.megatron import check_always, read_recompute, write_recompute
+from results.launchers.megatron import check_always, idle_kernels, read_recompute, write_recompute
 from results.launchers.megatron_model import write_model
 from results.launchers.settings import Setting, Settings, Value
 from results.launchers.table import Cases, Custom, Flag, Inexpressible, Number, Row, Values
@@ -277,12 +277,13 @@ def _read_fusion(given: Settings, so_far: Values) -> Values:
 def _write_fusion(values: Values) -> Values:
     fusion = values["fusion"]
     assert isinstance(fusion, list)
+    assert isinstance(model := values["model"], dict)
+    idle = idle_kernels(fusion, model)
     theirs: Values = {"use_flash_attn_v2": "flash_attention" in fusion}
-    theirs |= {name: ours in fusion for ours, name in FUSIONS.items()}
-    more = sorted(set(map(str, fusion)) - {*ALWAYS_FUSED, *FUSIONS, "flash_attention"})
+    theirs |= {name: ours in fusion for ours, name in FUSIONS.items() if ours not in idle}
+    more = sorted(set(map(str, fusion)) - {*ALWAYS_FUSED, *FUSIONS, *idle, "flash_attention"})
     if more:
         raise Inexpressible("fusion", f"its layers have no kernels for {', '.join(more)}", theirs)
-    assert isinstance(model := values["model"], dict)
     check_always(fusion, model, theirs)
     return theirs
 

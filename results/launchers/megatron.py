@@ -20,6 +20,7 @@ __all__ = [
     "STRATEGY",
     "WITHOUT_WORDS",
     "check_always",
+    "idle_kernels",
     "read_recompute",
     "write_recompute",
 ]
@@ -254,16 +255,22 @@ def _write_fusion(values: Values) -> Values:
     has_flash = "flash_attention" in fusion
     theirs: Values = {} if has_flash else {"attention_backend": "unfused"}
     theirs[f"bias_{'swiglu' if model['gated_mlp'] else 'gelu'}_fusion"] = "fused_activation" in fusion
-    idle = {
-        "fused_softmax": has_flash,
+    idle = idle_kernels(fusion, model)
+    theirs |= {name: ours in fusion for ours, (name, _) in FUSIONS.items() if ours not in idle}
+    check_always(fusion, model, theirs)
+    return theirs
+
+
+def idle_kernels(fusion: Sequence[Value], model: Mapping[str, Value]) -> set[str]:
+    """Kernels that find nothing to merge on a model, or beside the others."""
+    found = {
+        "fused_softmax": "flash_attention" in fusion,
         "fused_dropout": not (model["attention_dropout"] or model["hidden_dropout"]),
         "fused_permute": model["moe"] is None,
         "fused_router": model["moe"] is None,
         "fused_mla_projections": model["mla"] is None,
     }
-    theirs |= {name: ours in fusion for ours, (name, _) in FUSIONS.items() if not idle.get(ours, False)}
-    check_always(fusion, model, theirs)
-    return theirs
+    return {name for name, is_idle in found.items() if is_idle}
 
 
 def check_always(fusion: Sequence[Value], model: Mapping[str, Value], said: Values) -> None:

@@ -44,13 +44,11 @@ class Row(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A whole number under one name; `absent` is what the framework takes without it."""
+class _Pair:
+    """One of our keys under one of their names."""
 
     key: str
     name: str
-    absent: int = 1
-    least: int = 1
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -61,6 +59,14 @@ class Number:
     def names(self) -> tuple[str, ...]:
         """Theirs."""
         return (self.name,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number(_Pair):
+    """A whole number under one name; `absent` is what the framework takes without it."""
+
+    absent: int = 1
+    least: int = 1
 
     def read(self, given: Settings, so_far: Values) -> Values:
         """The number, or what the framework takes."""
@@ -73,24 +79,12 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Flag(_Pair):
     """A switch; `on` and `off` are our values for true and false, `absent` is true or false."""
 
-    key: str
-    name: str
     absent: bool = False
     on: Value = True
     off: Value = False
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Ours."""
-        return (self.key,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Theirs."""
-        return (self.name,)
 
     def read(self, given: Settings, so_far: Values) -> Values:
         """Whether it is on."""
@@ -103,24 +97,12 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Words(_Pair):
     """A closed choice under one name. `also`: their other words, which are read but never written."""
 
-    key: str
-    name: str
     words: Mapping[str, str]  # ours -> theirs
     absent: str  # ours
     also: Mapping[str, str] = field(default_factory=dict)  # theirs -> ours
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Ours."""
-        return (self.key,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Theirs."""
-        return (self.name,)
 
     def read(self, given: Settings, so_far: Values) -> Values:
         """Our word; the framework's own choice, with a note, where theirs has no counterpart."""

@@ -44,7 +44,8 @@ def compose(
         remedy = "give --set model=NAME" if key == "model" else f"give --set strategy.{dotted(key)}=VALUE"
         if not lenient and key not in TIME_ONLY:
             raise ValueError(f"{job.name}: {framework} has no words for {dotted(key)}{told}: {why}; {remedy}")
-        out.notes.append(f"{dotted(key)}{told} is {'written in part' if in_part else 'not written'}: {why}")
+        how = f"written as near as {framework} can" if in_part else "not written"
+        out.notes.append(f"{dotted(key)}{told} is {how}: {why}")
 
     try:
         out.settings |= model()

@@ -75,7 +75,6 @@ def _add_export(group: Commands) -> None:
     export.add_argument("config", metavar="GRAPH|CONFIG", help=GRAPH)
     formats = ("json", "dot", "onnx", "xlsx", "html", "csv", "parquet", "perfetto")
     export.add_argument("--to", choices=formats, required=True, help="perfetto: a trace, one operation after the other")
-    export.add_argument("--force", action="store_true", help="replace FILE where it exists")
     add_subject(export)
 
 

@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
         "calibrate",
         "a chip's and a link's curves from tables of measured operators",
         example="search calibrate gemm_h100.csv.gz attention_h100.csv.gz --name mine -o mine.yaml",
+        keeps=True,
     )
     calibrate.add_argument(
         "tables",

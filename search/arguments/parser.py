@@ -25,13 +25,18 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands:
-    """Adds commands that share --json, -o and --traceback."""
+    """Adds commands that share --json, -o, --force and --traceback."""
 
     def __init__(self, actions: Any) -> None:  # noqa: ANN401 - argparse keeps the type to itself
         self.actions = actions
 
-    def add(self, name: str, module: str, text: str, *, function: str = "run", example: str = "") -> Parser:
-        """A command that runs `function` of search/commands/`module`.py with its arguments."""
+    def add(
+        self, name: str, module: str, text: str, *, function: str = "run", example: str = "", keeps: bool = False
+    ) -> Parser:
+        """A command that runs `function` of search/commands/`module`.py with its arguments.
+
+        One that `keeps` replaces no file whatever is asked, and has no --force.
+        """
         parser: Parser = self.actions.add_parser(
             name,
             help=text,
@@ -43,6 +48,10 @@ class Commands:
         parser.forms = parser.add_mutually_exclusive_group()
         parser.forms.add_argument("--json", action="store_true", help="plain JSON, SI units in the key names")
         parser.add_argument("-o", dest="output", metavar="FILE", help="write there instead of to standard output")
+        if keeps:
+            parser.set_defaults(force=None)
+        else:
+            parser.add_argument("--force", action="store_true", help="replace FILE where it exists")
         parser.add_argument(
             "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error came from"
         )

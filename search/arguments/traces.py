@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
         "checked",
         function="read",
         example="search trace import rank0.jsonl.gz rank1.jsonl.gz -o job.dfg",
+        keeps=True,
     )
     read.add_argument("--whole", action="store_true", help="only iterations that all ranks have: of a job that died")
     read.add_argument("files", metavar="FILE", nargs="+", help="traces, any number of ranks in any order")
@@ -39,6 +40,7 @@ def add(commands: Commands) -> None:
         "trace_align",
         "puts the clocks of all ranks on that of the first; tells each offset, what is feasible, whether it is known",
         example="search trace align job.dfg -o aligned.dfg",
+        keeps=True,
     )
     align.add_argument("file", metavar="DFG", help="a file of `search trace import -o`")
     align.add_argument("--no-machines", action="store_true", help="ranks of one machine need not share its clock")

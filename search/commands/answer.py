@@ -74,9 +74,9 @@ def _to_standard_output(content: str) -> None:
 
 
 def check_free(args: argparse.Namespace, name: str) -> None:
-    """ValueError where writing to `name` would destroy what was read, or a part of a run."""
+    """ValueError where writing to `name` would replace a file: any without --force, with it an input or a run's."""
     path = Path(name)
-    if not path.is_file():
+    if not path.is_file():  # a device is none
         return
     given = [word for key in INPUTS for word in _words(getattr(args, key, None))]
     inputs = [*given, *(word.rpartition(":")[0] for word in given if ":" in word)]  # FILE:NAME
@@ -84,6 +84,8 @@ def check_free(args: argparse.Namespace, name: str) -> None:
         raise ValueError(f"{path}: an output must not replace the input; give another file")
     if any(is_run(folder) for folder in path.resolve().parents[:2]):
         raise ValueError(f"{path}: an output must not replace a file of a run; give another file")
+    if not args.force:
+        check_new(name, remedy="remove it" if args.force is None else "--force to replace it")  # None: there is none
 
 
 def check_new(name: str, *, remedy: str = "remove it") -> None:

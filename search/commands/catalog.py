@@ -23,7 +23,7 @@ from hardware.catalog import (
 )
 from hardware.software import software, software_names
 from hardware.units import GB, GIB, TFLOPS, format_count
-from results.report.text import WIDTH, clip, columns, hanging
+from results.report.text import WIDTH, clip, columns, counted, hanging
 from search.commands.answer import answer
 from search.served import load_served
 from search.space import load_space, shipped_spaces
@@ -256,7 +256,11 @@ def _describe_space(name: str) -> tuple[Row, ...]:
         Row("name", space.name, ""),
         Row("model", space.model.name, ""),
         Row("system", ", ".join(f"{s.num_chips} x {s.chip.name} ({s.name})" for s in space.systems), ""),
-        Row("workload", f"{space.workload.global_batch} sequences of {space.workload.seq} tokens", ""),
+        Row(
+            "workload",
+            f"{counted(space.workload.global_batch, 'sequence')} of {counted(space.workload.seq, 'token')}",
+            "",
+        ),
         Row("objectives", ", ".join(o.column for o in space.objectives), ""),
         Row("constraints", "; ".join(c.expression.text for c in space.constraints) or "none", ""),
         Row("raw size", f"{space.raw_size:,}", "product of the axes"),

@@ -14,7 +14,7 @@ from results.report.breakdown import TIME_TERMS
 from results.report.comparison import item_table, rank_table, step_table
 from results.report.text import hanging
 from results.schema import STRATEGY_NAMES, strategy_json
-from search.commands.answer import answer
+from search.commands.answer import answer, tell
 from search.commands.estimate import layout_phrase
 from search.commands.point import Point, model_line, read_point
 from search.commands.rows import megatron_layout
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Compares two configurations; ValueError where one is illegal."""
     a = _side("A", args.a, [*args.overrides, *args.overrides_a])
     b = _side("B", args.b, [*args.overrides, *args.overrides_b])
+    tell(*dict.fromkeys([*a.point.notices, *b.point.notices]))
     answer(args, text=comparison_text(a, b), data=comparison_data(a, b))
     return 0
 

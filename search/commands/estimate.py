@@ -16,16 +16,16 @@ from estimator.memory import RESERVED_FACTOR
 from estimator.precision import recipe
 from estimator.result import StageResult, StepResult
 from hardware.system import SystemSpec
-from hardware.units import format_bytes, format_count, format_seconds
+from hardware.units import format_bytes, format_seconds
 from results.report import arithmetic, memory_table, settings, waterfall
 from results.report.text import format_cell, hanging
 from results.schema import strategy_json
 from search.backends import load_backends
 from search.bands import cell_of, model_error
-from search.commands.answer import NOTHING_FEASIBLE, answer
+from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.graph_subject import priced_graph
 from search.commands.ops import PricedOp, ops_table, price_ops
-from search.commands.point import Point, model_line, read_point
+from search.commands.point import Point, model_line, read_point, work_line
 from search.commands.remedies import Remedy, remedies
 from search.commands.rows import megatron_layout
 
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     ops = price_ops(point) if args.ops else []
     band = point.band(result)
     text = _text(point, result, band, found, ops)
+    tell(*point.notices)
     answer(args, text=text, data=_data(point, result, band, found, ops, with_ops=args.ops))
     return 0 if result.feasible else NOTHING_FEASIBLE
 
@@ -62,7 +63,7 @@ def headline(point: Point) -> list[str]:
     return [
         f"model     {model_line(point.model)}",
         *(f"{'' if i else 'system':<10}{line}" for i, line in enumerate(lines)),
-        f"workload  {work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
+        f"workload  {work_line(work)}",
     ]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from results.launchers import Job, write_launch_file
-from search.commands.answer import answer, check_new, tell
+from search.commands.answer import answer, check_writable, tell
 from search.commands.point import Point, read_point
+from search.idle import without_idle_options
 from search.launch_files import job_of, refusal
 
 __all__ = ["job_of_point", "run"]
@@ -15,7 +16,7 @@ __all__ = ["job_of_point", "run"]
 def run(args: argparse.Namespace) -> int:
     """Writes the file; ValueError for what is illegal, or what the framework cannot say and no note excuses."""
     if args.output is not None:
-        check_new(args.output)
+        check_writable(args, args.output)
     point = read_point(args.config, args.reference, args.overrides)
     try:
         point = point.settled()
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.config}: {error}") from error
     text = write_launch_file(job_of_point(point), args.to)
     notes = [line.partition("note: ")[2] for line in text.splitlines() if line.startswith("# note: ")]
+    tell(*point.notices)
     answer(args, text=text, data={"framework": args.to, "name": point.name, "notes": notes, "file": text})
     if not args.json:
         tell(*(f"note: {note}" for note in notes))
@@ -32,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def job_of_point(point: Point) -> Job:
-    """The point as a job."""
-    return job_of(point.name, point.model, point.strategy, point.system, point.workload)
+    """The point as a job, without options that mean nothing where they stand."""
+    strategy = without_idle_options(point.model, point.strategy, point.system)
+    return job_of(point.name, point.model, strategy, point.system, point.workload)

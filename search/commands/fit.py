@@ -9,7 +9,7 @@ from dataclasses import asdict
 from hardware.units import format_bytes
 from results.report import arithmetic, settings
 from results.report.text import columns, format_cell, hanging
-from search.commands.answer import NOTHING_FEASIBLE, answer
+from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.estimate import headline
 from search.commands.fitting import LONGEST, SEQUENCE_STEP, Fit, fits_of
 from search.commands.point import Point, read_point
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "name": point.name, "feasible": bool(result.feasible), "device_memory_bytes": float(result.device_memory_bytes),
         "usable_memory_bytes": point.system.usable_hbm_bytes, "fits": {one.question: asdict(one) for one in found},
     }  # fmt: skip
+    tell(*point.notices)
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0 if any(one.value is not None for one in found) else NOTHING_FEASIBLE
 

@@ -69,6 +69,8 @@ def _micro_batch(point: Point) -> Fit:
 
 def _sequence(point: Point, longest: int) -> Fit:
     """The longest sequence among multiples of SEQUENCE_STEP; the batch keeps its sequences."""
+    if longest < SEQUENCE_STEP:
+        raise ValueError(f"--longest must be at least {SEQUENCE_STEP} tokens, the shortest tried, but got {longest}")
     lengths = range(SEQUENCE_STEP, longest + 1, SEQUENCE_STEP)
     priced = _priced(point, ((n, replace(point, workload=replace(point.workload, seq=n))) for n in lengths))
     return _fit("seq", point.workload.seq, priced, len(lengths), key=lambda one: -int(one.value))

@@ -13,7 +13,7 @@ from estimator.part import part_names
 from results.files import as_user_error, write_bytes
 from results.graph_export import GraphView
 from results.report import csv_text
-from search.commands.answer import answer, check_new, check_writable, write
+from search.commands.answer import answer, check_writable, write
 from search.commands.graph_subject import GraphSubject, read_subject
 
 __all__ = ["run"]
@@ -26,8 +26,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{what}, so a file must be named; give one with -o")
     if args.output is not None:
         check_writable(args, args.output)
-        if not args.force:
-            check_new(args.output, remedy="--force to replace it")
     subject = read_subject(args, args.config)
     if args.output is None:
         write(args, TEXTS[args.to](subject))

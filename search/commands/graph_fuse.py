@@ -22,7 +22,7 @@ from hardware.catalog import chip
 from hardware.chip import ChipSpec
 from hardware.units import format_bytes, format_seconds
 from results.report.text import clip, columns, hanging
-from search.commands.answer import answer
+from search.commands.answer import answer, tell
 from search.commands.graph_subject import SEQ, is_configuration
 from search.commands.point import read_point
 from search.fusion_rules import own_rules
@@ -61,6 +61,7 @@ def read_lowering(args: argparse.Namespace, target: str) -> Subject:
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} is for a model, but {target} is a configuration, which says it; use --set")
         point = read_point(target, args.reference, args.overrides)
+        tell(*point.notices)
         if point.system.segments:
             raise ValueError(f"{target}: rules are shown for chips of one kind, but got {point.system.told_chips}")
         r, routing = recipe(point.strategy.precision), Routing.of(point.model, point.workload)

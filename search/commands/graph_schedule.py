@@ -18,7 +18,7 @@ from hardware.catalog import cluster, usual_clusters
 from hardware.units import format_seconds
 from results.chrome_trace import write_trace
 from results.report.text import clip, columns, hanging
-from search.commands.answer import answer
+from search.commands.answer import answer, tell
 from search.commands.graph_fuse import read_lowering
 from search.commands.graph_subject import is_configuration
 from search.commands.point import read_point
@@ -58,6 +58,7 @@ def _stage(args: argparse.Namespace) -> tuple[StageWork, str, str, str]:
         work = stage_of(point.model, point.strategy, point.system, point.workload, stage, num)
     except ValueError as error:
         raise ValueError(f"{args.config}: {error}") from error
+    tell(*point.notices)
     batches = "one micro-batch" if num == 1 else f"{num} micro-batches"
     told = f"stage {stage} of {int(np.asarray(point.strategy.pp))} on {point.system.name}, {batches}"
     subject = subject_of(point.model, point.strategy, point.system, point.workload)

@@ -29,6 +29,7 @@ from estimator.precision import PrecisionRecipe, recipe
 from hardware.catalog import chip
 from hardware.chip import ChipSpec
 from results.graph_export import GraphView
+from search.commands.answer import tell
 from search.commands.point import Point, read_point, split_named, split_run
 from search.op_times import op_times, with_tables
 from search.space import shipped_spaces
@@ -162,6 +163,7 @@ def _of_point(args: argparse.Namespace, target: str) -> GraphSubject:
         graph, entries = priced_graph(point)
     except ValueError as error:
         raise ValueError(f"{target}: {error}") from error
+    tell(*point.notices)
     told = f"{point.name}: one rank of {point.system.name}, one micro-batch, all layers, {point.strategy.precision}"
     told += _tables_of(point.system.chip)
     return GraphSubject(

@@ -12,7 +12,7 @@ from estimator.inference import InferenceResult
 from estimator.inference.step import NEGLECTED, infer
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.served import choices, degrees
-from results.report.text import columns, format_cell, hanging
+from results.report.text import columns, counted, format_cell, hanging
 from results.store import RunFolder
 from search.commands.answer import NOTHING_FEASIBLE, answer
 from search.commands.point import model_line, split_named, split_run
@@ -113,9 +113,9 @@ def _text(
 
 def _requests(space: ServedSpace, point: ServedPoint) -> str:
     if space.phase.value == "prefill":
-        return f"prefill of {point.batch} prompts of {space.context} tokens at once"
+        return f"prefill of {counted(point.batch, 'prompt')} of {counted(space.context, 'token')} at once"
     growing = f"from {space.context} to {space.context + space.output - 1}" if space.output > 1 else str(space.context)
-    return f"decode of {point.batch} sequences at once behind {growing} tokens each"
+    return f"decode of {counted(point.batch, 'sequence')} at once behind {growing} tokens each"
 
 
 def _seconds(space: ServedSpace, result: InferenceResult) -> list[str]:

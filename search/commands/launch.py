@@ -21,7 +21,7 @@ from search.commands.answer import NOTHING_FEASIBLE, answer, check_writable, tel
 from search.commands.launch_many import launch_many, resume_many
 from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.page import write_report
-from search.commands.point import model_line
+from search.commands.point import model_line, work_line
 from search.commands.progress import watching
 from search.commands.rows import json_rows
 from search.commands.runs import find_batch, find_run, space_of
@@ -169,7 +169,7 @@ def _understood(space: Space, place: str) -> list[str]:
     facts = {
         "model": model_line(space.model),
         "system": "; ".join([*systems[:3], *([f"{len(systems) - 3} more"] if len(systems) > 3 else [])]),
-        "workload": f"{work.global_batch} sequences of {work.seq} tokens, {format_count(work.tokens)} tokens a step",
+        "workload": work_line(work),
         "space": f"{format_count(space.raw_size)} points" + (f" = {axes}" if axes else ""),
         "free": ", ".join(space.open_axes),
         "objectives": ", ".join(f"{o.column} {'down' if o.minimise else 'up'}" for o in space.objectives),

@@ -11,7 +11,7 @@ import numpy as np
 from estimator.timeline import busy, critical_path, exposed, memory
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.replay import busy_strips, critical_table, exposed_table, finalist_table, memory_lines
-from results.report.text import format_cell, hanging
+from results.report.text import counted, format_cell, hanging
 from results.schema import REPLAY_CRITICAL, REPLAY_EXPOSED, REPLAY_FIELDS, conform, strategy_json
 from results.store import RunFolder
 from results.table import Table
@@ -75,7 +75,10 @@ def replay_lines(rows: Sequence[Row]) -> list[str]:
     lines = []
     if done:
         widest = max(abs(row["error"]) for row in done)
-        lines += [f"{len(done)} finalists replayed, the estimate is off by {widest:.1%} at most", *_differences(rows)]
+        lines += [
+            f"{counted(len(done), 'finalist')} replayed, the estimate is off by {widest:.1%} at most",
+            *_differences(rows),
+        ]
     for row in rows:
         note = row["note"].partition(PARTIAL)[0].rstrip("; ")  # what a trace leaves out stands last
         lines += hanging(f"{name_of(row)}: ", note) if note else []

@@ -22,7 +22,7 @@ from results.plan_table import plan_rows, write_parquet
 from results.report import csv_text
 from results.report.plan_page import plan_page
 from results.report.plan_text import answer_lines, assumed_pairs, curve_lines, plan_table, point_phrase
-from results.report.text import hanging
+from results.report.text import counted, hanging
 from results.table import Table
 from search.clusters import fastest_of_each
 from search.commands.answer import NOTHING_FEASIBLE, answer, check_writable, tell, write
@@ -35,6 +35,7 @@ __all__ = ["run"]
 
 OFF = "off"
 SHOWN_CURVES = 6
+ENDINGS = (".csv", ".parquet", ".html", ".txt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     reliability = _reliability(args.goodput)
     if args.output is not None:
         check_writable(args, args.output)
+        _check_ending(args)
     name, what, space, front = _asked(args)
     if not len(front):
         tell(f"{name}: nothing is feasible, so there is nothing to plan; search why {name} tells why")
@@ -65,6 +67,13 @@ def run(args: argparse.Namespace) -> int:
     plan = _planned(args, name, what, space, front, reliability)
     _answer(args, plan)
     return 0 if len(plan.kept) else NOTHING_FEASIBLE
+
+
+def _check_ending(args: argparse.Namespace) -> None:
+    """ValueError where the name of -o ends in nothing that a plan is written as."""
+    if not args.json and (ending := Path(args.output).suffix) not in ENDINGS:
+        raise ValueError(f"{args.output}: a plan's name must end in {', '.join(ENDINGS)}, but ends in "
+                         f"{ending or 'nothing'}; with --json any name will do")  # fmt: skip
 
 
 def _asked(args: argparse.Namespace) -> tuple[str, str, Space, Table]:
@@ -128,7 +137,7 @@ def _answer(args: argparse.Namespace, plan: _Planned) -> None:
 
 
 def _limits(args: argparse.Namespace) -> list[tuple[str, str]]:
-    days = [("deadline", f"{args.days:g} days")] if args.days else []
+    days = [("deadline", counted(args.days, "day"))] if args.days else []
     return days + ([("budget", f"{args.budget:,.0f} USD")] if args.budget else [])
 
 

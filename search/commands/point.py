@@ -20,6 +20,7 @@ from estimator.strategy import LayoutRule, Strategy
 from estimator.workload import Workload
 from hardware.system import SystemSpec
 from hardware.units import format_count
+from results.report.text import counted
 from results.schema import FRONT_FIELDS, REFERENCE_ID, conform, strategy_at, strategy_columns
 from results.store import RUNS, RunFolder, is_run
 from search.axes import axis_values
@@ -31,18 +32,22 @@ from search.fold import folded_point
 from search.space import Space, SpaceError, load_space, parse_space, shipped_spaces
 from search.watching import COMPILING, is_compiled_here
 
-__all__ = ["Point", "model_line", "read_point", "read_row", "split_named", "split_run"]
+__all__ = ["Point", "model_line", "read_point", "read_row", "split_named", "split_run", "work_line"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What an evaluation needs, under the name it was asked for."""
+    """What an evaluation needs, under the name it was asked for.
+
+    `notices`: a line for each choice without effect, to be told with an answer; a failure takes one line.
+    """
 
     name: str
     model: ModelSpec
     system: SystemSpec
     workload: Workload
     strategy: Strategy
+    notices: tuple[str, ...] = ()
 
     def settled(self) -> Point:
         """The point with the layers that layout `auto` comes to; ValueError where it is illegal."""
@@ -94,6 +99,12 @@ def model_line(model: ModelSpec) -> str:
     return f"{model.name}: {format_count(model.num_parameters())} parameters{active}, {model.num_layers} layers"
 
 
+def work_line(work: Workload) -> str:
+    """What a step works on."""
+    sequences = f"{counted(work.global_batch, 'sequence')} of {counted(work.seq, 'token')}"
+    return f"{sequences}, {format_count(work.tokens)} tokens a step"
+
+
 def split_run(target: str) -> tuple[RunFolder, str] | None:
     """The run and the id of `RUN:ID`; None where the target is something else."""
     name, colon, row = target.rpartition(":")
@@ -125,6 +136,8 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     if parts is None and is_run(Path(target)):
         raise ValueError(f"{target}: a run holds many points; write {target}:ID, with an id of `search show {target}`")
     if parts is None:
+        if reference is not None and overrides:  # which would make a point of that name
+            _named(load_space(target, [text for text in overrides if not _is_of_strategy(text)]), reference)
         return _of_space(load_space(target, _of_named(reference, overrides)), reference, target)
     if reference is not None:
         raise ValueError(
@@ -138,8 +151,12 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
 
 def _of_named(reference: str | None, overrides: Sequence[str]) -> list[str]:
     """Overrides of a strategy are those of the named point as well, which would keep its own values otherwise."""
-    mine = [text.replace("strategy.", f"reference.{reference}.", 1) for text in overrides if text[:9] == "strategy."]
+    mine = [text.replace("strategy.", f"reference.{reference}.", 1) for text in overrides if _is_of_strategy(text)]
     return [*overrides, *(mine if reference is not None else ())]
+
+
+def _is_of_strategy(override: str) -> bool:
+    return override.startswith("strategy.")
 
 
 def _of_space(space: Space, reference: str | None, target: str) -> Point:
@@ -155,13 +172,10 @@ def _of_space(space: Space, reference: str | None, target: str) -> Point:
             f"{target}: {keys}: a configuration has one value per key; name a point with --reference ({names})"
         )
     alone, notices = folded_point(space, strategy)
-    point = Point(
+    return Point(
         name=reference or space.name, model=space.model, system=space.system, workload=alone.workload,
-        strategy=alone.strategy(),
+        strategy=alone.strategy(), notices=notices,
     )  # fmt: skip
-    if point.is_legal(point.strategy):  # what is refused takes one line
-        tell(*notices)
-    return point
 
 
 def _named(space: Space, name: str) -> Strategy:

@@ -126,6 +126,7 @@ def _replay_point(args: argparse.Namespace) -> int:
         done = replay_point(point.model, point.strategy, point.system, point.workload, finalist=asked, path=path)
     if done.step is None:
         raise ValueError(f"{args.config}: {done.row['note']}")
+    tell(*point.notices)
     lines = [*headline(point), *hanging("layout    ", summary(row)), *beside(done.row), "", detail(done.step)]
     lines += hanging("", done.row["note"]) if done.row["note"] else []
     lines += _opening(Path(done.row["trace"]) if done.row["trace"] else None)
@@ -182,6 +183,7 @@ def _refuse(args: argparse.Namespace, point: Point, device_bytes: float) -> int:
     if found and found[0].fits:
         remedy = f"fits with {found[0].change} ({format_seconds(found[0].step_time_s)} a step)"
     reason = f"does not fit: {format_bytes(device_bytes)} of {format_bytes(capacity)} usable"
+    tell(*point.notices)
     data = {"name": point.name, "feasible": False, "reason": reason, "remedies": [one.as_dict() for one in found]}
     answer(args, text=f"{args.config}: nothing to replay, {reason}; {remedy}\n", data=data)
     return NOTHING_FEASIBLE

@@ -18,7 +18,7 @@ from estimator.strategy import Recompute, Schedule, Strategy
 from hardware.units import GB, format_bytes, format_seconds
 from results.report.gantt import Lane, save_gantt, text_gantt
 from results.report.text import columns, format_cell, hanging
-from search.commands.answer import NOTHING_FEASIBLE, answer, check_free
+from search.commands.answer import NOTHING_FEASIBLE, answer, check_free, tell
 from search.commands.estimate import headline
 from search.commands.point import Point, read_point
 from search.lane import num_passes, passes_of
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     data = {
         "name": point.name, "limit_bytes": limit, "schedules": [row.as_dict() for row in rows], "refused": refused,
     }  # fmt: skip
+    tell(*point.notices)
     answer(args, text=_text(point, rows, refused, limit), data=data)
     return 0 if any(row.fits for row in rows) else NOTHING_FEASIBLE
 

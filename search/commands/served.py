@@ -11,7 +11,7 @@ from typing import Any
 from hardware.units import format_bytes, format_seconds
 from results.report import rejection_table
 from results.report.served import served_order, served_table
-from results.report.text import hanging
+from results.report.text import counted, hanging
 from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
@@ -85,7 +85,7 @@ def _understood(space: ServedSpace, place: str) -> list[str]:
         "system": "; ".join([*systems[:3], *([f"{len(systems) - 3} more"] if len(systems) > 3 else [])]),
         "notice": "; ".join(space.notices),
         "requests": f"{space.phase.value}, {space.context} tokens, output {space.output}",
-        "space": f"{space.raw_size} points{wide}",
+        "space": f"{counted(space.raw_size, 'point')}{wide}",
         "objectives": ", ".join(f"{o.column} {'down' if o.minimise else 'up'}" for o in space.objectives),
         "constraints": "; ".join(c.text for c in space.constraints),
         "reference": ", ".join(space.references),

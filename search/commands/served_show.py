@@ -10,7 +10,7 @@ import numpy as np
 from estimator.inference import SERVED_COLUMNS
 from results.report import csv_text, rejection_table
 from results.report.served import served_order, served_table
-from results.report.text import columns, format_cell
+from results.report.text import columns, counted, format_cell
 from results.store import RunFolder
 from results.table import Table
 from search.commands.answer import answer, write
@@ -33,7 +33,7 @@ def objectives_of(space: ServedSpace) -> dict[str, bool]:
 
 def counts_line(counts: dict[str, Any]) -> str:
     """How many deployments passed each gate."""
-    return (f"{counts['raw']} points, {counts['legal']} legal, {counts['fits']} fit in memory, "
+    return (f"{counted(counts['raw'], 'point')}, {counts['legal']} legal, {counts['fits']} fit in memory, "
             f"{counts['front']} on the front")  # fmt: skip
 
 

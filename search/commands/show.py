@@ -14,10 +14,10 @@ import numpy as np
 from hardware.units import format_seconds
 from results.files import write_bytes
 from results.report import csv_text, front_table, ranked, scatter
-from results.report.text import columns, hanging
+from results.report.text import columns, counted, hanging
 from results.store import RunFolder
 from results.table import Table
-from search.commands.answer import answer, check_free, check_writable, write
+from search.commands.answer import answer, check_writable, write
 from search.commands.outcome import finalist_lines, json_replays, points_of, read_replays
 from search.commands.rows import json_rows, ordered, ordered_table, select
 from search.commands.runs import find_run, space_of
@@ -50,8 +50,10 @@ def run(args: argparse.Namespace) -> int:
     reference = folder.read_reference() if args.tables == "front" else None
     replays, damage = read_replays(folder) if args.tables == "front" else (None, [])
     if args.picture is not None:
-        check_free(args, args.picture)
-        title = f"{folder.manifest['name']}: {len(table)} points"
+        check_writable(args, args.picture)
+        if Path(args.picture).suffix != ".png":
+            raise ValueError(f"{args.picture}: a picture's name must end in .png, but got {Path(args.picture).name!r}")
+        title = f"{folder.manifest['name']}: {counted(len(table), 'point')}"
         _draw(Path(args.picture), table, reference, objectives, title)
     if args.xlsx is not None:
         _save_workbook(args, folder, space, table, objectives)
@@ -74,11 +76,19 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"--exact is held against the front of a study, but {folder.path} was not sampled; leave it out"
         )
-    lines = [text.rstrip("\n"), *damage]
+    lines = [text.rstrip("\n"), *damage, *_unfinished(folder)]
     if args.tables == "front" and args.by is None:
         lines += _drawn(table, reference, objectives) + _next(folder, rows, reference)
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
+
+
+def _unfinished(folder: RunFolder) -> list[str]:
+    """That a run has not ended, so that more may come."""
+    if folder.state == "done":
+        return []
+    remedy = "it goes on" if folder.state == "running" else f"go on with: search resume {shlex.quote(str(folder.path))}"
+    return hanging("", f"the run is {folder.state}, this is what it has found so far; {remedy}")
 
 
 def _drawn(table: Table, reference: Table | None, objectives: Sequence[str]) -> list[str]:
@@ -202,8 +212,9 @@ def _text(
     replays: Table | None,
 ) -> str:  # fmt: skip
     if not len(table):
-        chosen = f" where {args.where}" if args.where else ""
-        return f"no rows in {args.tables}{chosen}\n"
+        if args.where:
+            return f"no rows in {args.tables} where {args.where}\n"
+        return f"no rows in {args.tables}; search why {shlex.quote(args.run)} tells what was rejected\n"
     if args.by is not None:
         shown = list(dict.fromkeys([args.by, *objectives]))
         return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"

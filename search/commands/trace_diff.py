@@ -80,6 +80,7 @@ def _of_configuration(target: str, reference: str | None) -> tuple[Timeline, str
         step = replay_step(point.model, point.strategy, point.system, point.workload)
     except ValueError as error:
         raise ValueError(f"{target}: {error}") from error
+    tell(*point.notices)
     return step.timeline, f"simulated, {point.name}"
 
 

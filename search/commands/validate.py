@@ -11,7 +11,7 @@ from results.files import as_user_error
 from results.report.validation import validation_table
 from results.report.validation_page import Told, validation_page
 from search.bands import quantile_table, table_text
-from search.commands.answer import answer, check_new, check_writable, tell
+from search.commands.answer import answer, check_writable, tell
 from search.measured import Row, read_rows
 from search.validate import Folds, examine
 
@@ -28,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--bands is of rows that were left out by groups; add --cross-validate group")
     for name in (args.html, args.bands):
         if name is not None:
-            check_new(name)
             check_writable(args, name)
     rows = [row for file in files for row in read_rows(file)]
     report, residuals = examine(rows, folds=folds, tell=tell)

@@ -13,7 +13,7 @@ from results.report.text import clip, hanging
 from results.schema import REJECTION_FIELDS, conform, strategy_at
 from results.store import RunFolder
 from results.table import Table
-from search.commands.answer import answer
+from search.commands.answer import answer, tell
 from search.commands.estimate import remedy_lines
 from search.commands.point import Point, read_point, split_named, split_run
 from search.commands.remedies import Remedy, remedies
@@ -159,6 +159,7 @@ def _why_point(args: argparse.Namespace, point: Point) -> int:
         reason = " ".join(str(error).split())
         answer(args, text=f"{point.name} is illegal: {reason}\n", data=data | {"legal": False, "reason": reason})
         return 0
+    tell(*point.notices)
     capacity, device = point.system.usable_hbm_bytes, float(result.device_memory_bytes)
     lines = [summary(point.row(result))]
     data |= {"feasible": bool(result.feasible), "device_memory_bytes": device, "usable_memory_bytes": capacity}

@@ -15,7 +15,7 @@ from hardware.chip import ChipSpec
 from results.schema import strategy_at
 from results.store import RunFolder
 from search.commands.graph_subject import priced_graph
-from search.commands.point import Point, model_line
+from search.commands.point import Point, model_line, work_line
 from search.finalists import name_of, system_of_row
 from search.space import Space
 
@@ -73,7 +73,7 @@ def about_of(folder: RunFolder, space: Space) -> list[tuple[str, str]]:
     manifest = folder.manifest
     return [
         ("run", str(folder.path)), ("created", manifest["created"]), ("model", model_line(space.model)),
-        ("workload", f"{space.workload.global_batch} sequences of {space.workload.seq} tokens"),
+        ("workload", work_line(space.workload)),
         ("objectives", ", ".join(o.column for o in space.objectives)),
         ("search", str(manifest.get("sampler_reason", ""))),
         ("ops", "of the first row; one micro-batch on one rank, as search estimate --ops; what overlap hides in full"),

@@ -477,7 +477,7 @@ def test_plan_takes_days_from_step_time(search, small_run):
 def test_a_plan_that_no_point_keeps_to_is_3_and_says_what_is_closest(search, small_run):
     said = search("plan", "latest", "--tokens", "1e12", "--days", "1", "--budget", "1e9")
     assert said.code == 3
-    assert "0 of 3 points of the front within 1 days and 1,000,000,000 USD; the fastest takes" in said.out
+    assert "0 of 3 points of the front within 1 day and 1,000,000,000 USD; the fastest takes" in said.out
     assert search("plan", "latest", "--tokens", "1e12", "--days", "1000").code == 0
 
 

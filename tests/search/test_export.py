@@ -39,6 +39,8 @@ from results.launchers.names import arguments, paths
 from results.launchers.recognise import flags_of
 from search.axes import AXES, axis_values
 from search.cli import main
+from search.fold import folded_point
+from search.idle import without_idle_options
 from search.launch_files import configured, given_of, job_of
 from search.space import parse_space
 
@@ -191,8 +193,9 @@ DRAWS = {
 }
 
 
-def effective(strategy, model):
+def effective(strategy, space):
     """The strategy with its layers written out, and what has no effect at its default."""
+    model = space.model
     chunks = strategy.pp * strategy.vpp
     layers = strategy.layout or even_layers(model.num_layers, chunks)
     buckets = strategy.bucket_bytes if strategy.overlap.dp and strategy.zero_stage < 3 else 0
@@ -200,11 +203,13 @@ def effective(strategy, model):
     idle |= set() if model.attention_dropout or model.hidden_dropout else {Fusion.FUSED_DROPOUT}
     idle |= set() if model.moe else {Fusion.FUSED_PERMUTE, Fusion.FUSED_ROUTER}
     idle |= set() if model.mla else {Fusion.FUSED_MLA_PROJECTIONS}
-    return dataclasses.replace(strategy, layout=layers, bucket_bytes=buckets, fusion=strategy.fusion - idle)
+    plain = dataclasses.replace(strategy, layout=layers, bucket_bytes=buckets, fusion=strategy.fusion - idle)
+    alone, _ = folded_point(space, plain)
+    return without_idle_options(model, alone.strategy(), space.system)
 
 
-def differences(one, other, model):
-    a, b = (axis_values(effective(s, model)) for s in (one, other))
+def differences(back, strategy):
+    a, b = (axis_values(effective(s, back)) for s in (back.strategy(), strategy))
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
@@ -234,7 +239,7 @@ def test_import_of_an_export_is_the_identity(framework, name, tmp_path):
         mine = job(model, strategy, seq=model.max_positions or 4096)
         found, back = read_back(tmp_path / "job", write_launch_file(mine, framework))
         assert found.unknown == found.unmodelled == ()
-        assert differences(back.strategy(), strategy, model) == {}
+        assert differences(back, strategy) == {}
         assert (back.workload, back.system.num_chips) == (Workload(seq=mine.seq, global_batch=256), mine.num_chips)
         if framework != "torchtitan":
             assert dataclasses.replace(back.model, name=name) == model
@@ -315,8 +320,12 @@ def test_what_decides_memory_or_learning_is_refused_in_one_line(framework, chang
         ("torchtitan", {"rank_order": RankOrder.TP_CP_PP_DP}, "rank_order tp-cp-pp-dp"),
         ("deepspeed", {"overlap": Overlap(tp=1), "tp": 2, "sequence_parallel": True}, "overlap.tp 1"),
         ("deepspeed", {"cuda_graph": CudaGraph.LAYER}, "cuda_graph layer"),
-        ("megatron-lm", {}, "is written in part: Megatron always has fused_gate_up, fused_qkv as well"),
-        ("torchtitan", {}, "is written in part: torch.compile makes it"),
+        (
+            "megatron-lm",
+            {},
+            "is written as near as Megatron-LM can: Megatron always has fused_gate_up, fused_qkv as well",
+        ),
+        ("torchtitan", {}, "is written as near as TorchTitan can: torch.compile makes it"),
     ],
 )
 def test_what_only_costs_time_is_a_note_in_the_file(framework, change, told):
@@ -440,6 +449,33 @@ def test_a_published_job_goes_out_and_comes_back(tmp_path, capsys):
     assert back["unknown"] == []
     assert back["config"]["strategy"]["vpp"] == 5
     assert back["config"]["system"] == {"cluster": "dgx_h100", "num_chips": 512}
+
+
+IDLE = {
+    "megatron-lm": ("--sequence-parallel", "--cp-comm-type", "--use-tp-pp-dp-mapping", "--tp-comm-overlap",
+                    "--overlap-p2p-communication", "--num-distributed-optimizer-instances"),
+    "megatron-bridge": ("sequence_parallel: true", "cp_comm_type: a2a", "use_tp_pp_dp_mapping: true",
+                        "tp_comm_overlap: true"),
+    "torchtitan": ("enable_async_tensor_parallel = true",),
+    "deepspeed": ("--sequence-parallel", "no-masked-softmax-fusion", "no-bias-dropout-fusion"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_export_says_nothing_that_has_no_effect(framework, capsys):
+    """tp, cp and pp are 1, so what goes with them means nothing; no dropout, so no kernel for it."""
+    sets = ["sequence_parallel=true", "context_parallel=ulysses", "rank_order=tp-cp-pp-dp", "overlap={tp: 1, pp: 1}",
+            "zero_stage=3", "prefetch_blocks=1"]  # fmt: skip
+    words = [word for text in sets for word in ("--set", f"strategy.{text}")]
+    assert main(["export", "llama3_8b_small:fully_sharded", "--to", framework, *words]) == 0
+    told = capsys.readouterr()
+    lines = [line for line in told.out.splitlines() if not line.startswith("#")]
+    for name in IDLE[framework]:
+        assert not any(name in line for line in lines), name
+    assert not any("fused_dropout" in line for line in lines)
+    assert "sequence_parallel: true has no effect where tp is 1" in told.err
+    notes = [line for line in told.out.splitlines() if line.startswith("# note: ")]
+    assert not any(a in note for note in notes for a in ("overlap.tp", "overlap.pp", "rank_order", "context_parallel"))
 
 
 def test_an_export_that_is_illegal_says_which_rule(tmp_path, capsys):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from estimator.model_io import load_model, model_from_mapping
+from results.schema import FRONT_FIELDS
 from results.store import RunFolder
 from search.space import SpaceError, parse_space
 from tests.search.conftest import SMALL
@@ -124,16 +125,93 @@ def test_an_output_never_replaces_a_file_of_a_run(search, small_run, option, fil
     assert target.read_bytes() == before
 
 
-def test_an_output_never_replaces_the_input_but_its_own_last_answer(search, tmp_path):
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_an_output_never_replaces_the_input(search, tmp_path, force):
     file = tmp_path / "mine.yaml"
     file.write_text(space())
-    said = search("estimate", file, "--reference", "eight", "-o", file)
+    said = search("estimate", file, "--reference", "eight", "-o", file, *force)
     assert said.code == 2
     assert "must not replace the input" in said.err
     assert file.read_text() == space()
-    for _ in range(2):
-        search("estimate", file, "--reference", "eight", "-o", tmp_path / "answer.txt")
-    assert "step" in (tmp_path / "answer.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "latest", "-o", "mine"],
+        ["show", "latest", "--xlsx", "mine.xlsx"],
+        ["show", "latest", "--picture", "mine.png"],
+        ["report", "latest", "-o", "mine.html"],
+        ["report", "latest", "--png", "mine.d"],
+        ["plan", "latest", "--tokens", "1e12", "-o", "mine.csv"],
+        ["plan", "latest", "--tokens", "1e12", "-o", "mine.parquet"],
+        ["plan", "latest", "--tokens", "1e12", "-o", "mine.html"],
+        ["estimate", "latest:0", "-o", "mine"],
+        ["compare", "latest:0", "latest:7", "-o", "mine"],
+        ["fit", "latest:0", "--longest", "8192", "-o", "mine"],
+        ["export", "latest:0", "--to", "torchtitan", "-o", "mine"],
+        ["why", "latest", "-o", "mine"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-2]} {words[-1]}",
+)
+def test_no_file_is_replaced_but_by_force(search, small_run, tmp_path, words):
+    target = tmp_path / words[-1]
+    if target.suffix == ".d":
+        target.mkdir()
+        target /= "ranks.png"
+    target.write_bytes(b"edited by hand")
+    said = search(*words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+    assert f"{target.relative_to(tmp_path)}: must not replace a file that exists" in said.err
+    assert target.read_bytes() == b"edited by hand"
+    assert search(*words, "--force").code == 0
+    assert target.read_bytes() != b"edited by hand"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan", "latest", "--tokens", "1e12", "-o", "x.foo"], "a plan's name must end in .csv, .parquet, .html"),
+        (["plan", "latest", "--tokens", "1e12", "-o", "x"], "but ends in nothing"),
+        (["report", "latest", "-o", "x.pdf"], "a page's name must end in .html"),
+        (["show", "latest", "--picture", "x.jpg"], "a picture's name must end in .png"),
+        (["show", "latest", "--xlsx", "x.csv"], "a workbook's name must end in .xlsx"),
+        (["report", "latest", "--point", "5"], "no row has id 5; the first of 3 ids are 0, 7, 14"),
+        (["report", "latest", "--point", "nobody"], "or a reference that fits (fully_sharded), but got 'nobody'"),
+        (["fit", "latest:0", "--longest", "1023"], "--longest must be at least 1024 tokens"),
+        (["compare", "latest:0", "latest:5"], "no row has id 5"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_one_line_and_leaves_no_file(search, small_run, tmp_path, words, told):
+    said = search(*words)
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+    assert told in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_failure_is_told_alone_whatever_has_no_effect(search):
+    """A notice is told with an answer; the line that says why there is none stands by itself."""
+    idle = "strategy.dp_replicate=2"  # at ZeRO-0
+    words = ["llama3_8b_small:fully_sharded", "--set", "strategy.zero_stage=0", "--set", idle]
+    told = "dp_replicate: 2 has no effect where zero_stage is 0"
+    assert told in search("export", *words, "--to", "megatron-lm").err
+    said = search("export", *words, "--to", "torchtitan", "--set", "strategy.optimizer=muon")
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert "has no words for optimizer muon" in said.err
+    said = search("compare", words[0], "llama3_8b_small:nobody", *words[1:])
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+
+
+def test_a_run_that_has_not_ended_says_so_beside_what_it_has(search, small_run):
+    assert "the run is" not in search("show", "runs/small").out
+    small_run.update_manifest(state="interrupted")
+    small_run.close()
+    said = " ".join(search("show", "runs/small").out.split())
+    assert "the run is interrupted, this is what it has found so far; go on with: search resume runs/small" in said
+    small_run.write_front({field.name: [] for field in FRONT_FIELDS})
+    small_run.close()
+    assert "no rows in front; search why runs/small tells what was rejected" in search("show", "runs/small").out
+    assert "no row has id 0; there is no row" in search("estimate", "runs/small:0").err
 
 
 def test_reading_a_run_starts_no_thread_that_could_outlive_it(small_run):
@@ -192,7 +270,7 @@ def test_a_space_of_a_run_that_is_no_text_names_its_file(search, small_run):
 def test_an_id_that_a_run_lacks_names_the_run(search, small_run, words):
     said = search(*(word.format(run=small_run.path) for word in words))
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"search: {small_run.path}:999: no row has id 999; the first of 3 ids are [0, 7, 14]")
+    assert said.err.startswith(f"search: {small_run.path}:999: no row has id 999; the first of 3 ids are 0, 7, 14")
 
 
 def test_a_run_in_the_place_of_one_of_its_points_says_how_to_name_one(search, small_run):

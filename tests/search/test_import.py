@@ -1,6 +1,7 @@
 """`search import` on files as users post them, and on what is no launch file."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -403,6 +404,8 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path, capsys):
         (["--model", "llama9"], "neither a known name nor a file"),
         (["--system", "dgx_h900"], "dgx_h900"),
         (["--define", "8=TP"], "must be NAME=VALUE"),
+        (["--define", "TQ=8"], "--define TQ: "),
+        (["--define", "TP=2", "--define", "GPU=8"], "must read a variable of that name, but it reads TP"),
         (["--set", "strategy.tp"], "must be KEY=VALUE"),
         (["--set", "strategy.tpp=4"], "did you mean 'tp'?"),
         (["--set", "foo.bar=1"], "--set foo.bar=1: unknown key 'foo'; accepted keys of model, system, workload"),
@@ -412,7 +415,7 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path, capsys):
 )
 def test_an_option_that_is_wrong_is_one_line(options, told, tmp_path, capsys):
     path = tmp_path / "job.sh"
-    path.write_text(f"torchrun --nproc_per_node 8 x.py {ARGUMENTS} --bf16\n")
+    path.write_text(f"torchrun --nproc_per_node 8 x.py {ARGUMENTS} --bf16 --tensor-model-parallel-size ${{TP:-1}}\n")
     assert told in refused(capsys, path, *([] if "--system" in options else ["--system", "dgx_h100"]), *options)
 
 
@@ -425,9 +428,34 @@ def test_an_import_and_an_export_replace_no_file(tmp_path, capsys):
         for words in (["import", str(path)], ["export", "llama3_70b:rule_of_thumb", "--to", "megatron-lm"]):
             assert main([*words, "-o", str(target)]) == 2
             told = capsys.readouterr().err
-            assert f"{target}: must not replace a file that exists" in told
+            assert re.search(rf"{target}: (an output )?must not replace (a file that exists|the input)", told)
             assert told.count("\n") == 1
             assert target.read_text() == before
+
+
+def test_what_has_no_effect_is_told_and_written_as_off(tmp_path, capsys):
+    """A space would fold it; a configuration that is made from a file is written as a search would write it."""
+    path, mine = tmp_path / "job.sh", tmp_path / "mine.yaml"
+    path.write_text(f"torchrun --nproc_per_node 8 x.py {ARGUMENTS} --sequence-parallel --cp-comm-type a2a --bf16\n")
+    assert main(["import", str(path), "--system", "dgx_h100", "-o", str(mine)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert "sequence_parallel: true has no effect where tp is 1" in told
+    assert "context_parallel: ulysses has no effect where cp is 1" in told
+    strategy = yaml.safe_load(mine.read_text())["strategy"]
+    assert (strategy["sequence_parallel"], strategy["context_parallel"]) == (False, "ring")
+    assert "fused_softmax" not in strategy["fusion"]  # flash attention has no softmax of its own
+    assert "fused_dropout" in strategy["fusion"]  # Megatron's dropout of 0.1
+    assert main(["estimate", str(mine)]) in (0, 3)
+    assert "has no effect" not in capsys.readouterr().err
+
+
+def test_names_on_no_list_are_told_wherever_the_configuration_goes(tmp_path, capsys):
+    path = tmp_path / "job.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 x.py {ARGUMENTS} --bf16 --frobnicate 3 --sequence-paralel\n")
+    for options in ([], ["--json"], ["-o", str(tmp_path / "mine.yaml")]):
+        assert main(["import", str(path), "--system", "dgx_h100", *options]) == 0
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("unknown: "))
+        assert "--frobnicate, --sequence-paralel: not among the names of megatron-lm here" in line
 
 
 def test_an_argument_that_is_given_twice_counts_as_given_last_and_is_told(tmp_path, capsys):
