@@ -17,15 +17,14 @@ from estimator.schedule_rules import paired
 from estimator.strategy import Chunks, ContextParallel, Module, RankOrder, Recompute, RecomputeKind, Schedule, Strategy
 from hardware.system import SystemSpec
 
-__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "present", "refused_overlaps", "refuses_ep",
-           "shares_weights", "without_idle_options"]  # fmt: skip
+__all__ = ["IDLE_VARIANTS", "NEEDS", "effective", "idle_variants", "launchable", "present", "refused_overlaps",
+           "refuses_ep", "shares_weights", "without_idle_options"]  # fmt: skip
 
 Columns = dict[str, np.ndarray]
 
 
 def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> Strategy:
-    """A scalar strategy with options that change nothing written as off: what a person would launch."""
-    s = _plain_structure(s, system)
+    """A scalar strategy with options that change nothing written as off: a candidate as a search keeps it."""
     dp = system.num_chips // (s.tp * s.cp * s.pp)
     shared = dp * s.cp > 1 or s.tp * s.cp * dp // (s.etp * s.ep) > 1 or s.schedule is Schedule.DUALPIPE
     off: dict[str, int] = {}
@@ -51,8 +50,12 @@ def without_idle_options(model: ModelSpec, s: Strategy, system: SystemSpec) -> S
     return quiet.with_sizes(off)
 
 
-def _plain_structure(s: Strategy, system: SystemSpec) -> Strategy:
-    """Without choices that only a degree above 1 gives a meaning, or a machine of several domains."""
+def launchable(model: ModelSpec, s: Strategy, system: SystemSpec) -> Strategy:
+    """What a person would launch: also without what only a degree above 1 gives a meaning, or several domains of links.
+
+    In a search such choices stay as the space has them, for constraints may name them.
+    """
+    s = without_idle_options(model, s, system)
     alone = s.pp == 1 or system.num_chips == s.tp * s.cp * s.pp
     inside = not system.segments and system.num_chips <= system.tiers[0].span
     return replace(

@@ -24,7 +24,7 @@ from results.launchers import Given, Imported, Job
 from results.launchers.settings import Value
 from search.axes import AXES, NESTED, axis_values
 from search.fold import folded_point
-from search.idle import without_idle_options
+from search.idle import launchable
 from search.layout import layers_of, layout_string
 from search.plain import plain
 from search.space import parse_space
@@ -113,7 +113,7 @@ def _settled(found: Configured, source: str) -> Configured:
     space = parse_space(found.yaml("imported"), f"{source}, imported", Path(source).parent)
     alone, notices = folded_point(space, space.strategy())
     before, after = axis_values(space.strategy()), axis_values(
-        without_idle_options(alone.model, alone.strategy(), alone.system)
+        launchable(alone.model, alone.strategy(), alone.system)
     )  # fmt: skip
     strategy = deepcopy(found.sections["strategy"])
     for axis in AXES:

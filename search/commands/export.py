@@ -7,7 +7,7 @@ import argparse
 from results.launchers import Job, write_launch_file
 from search.commands.answer import answer, check_writable, tell
 from search.commands.point import Point, read_point
-from search.idle import without_idle_options
+from search.idle import launchable
 from search.launch_files import job_of, refusal
 
 __all__ = ["job_of_point", "run"]
@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
 
 def job_of_point(point: Point) -> Job:
     """The point as a job, without options that mean nothing where they stand."""
-    strategy = without_idle_options(point.model, point.strategy, point.system)
+    strategy = launchable(point.model, point.strategy, point.system)
     return job_of(point.name, point.model, strategy, point.system, point.workload)

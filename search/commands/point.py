@@ -146,7 +146,8 @@ def read_point(target: str, reference: str | None, overrides: Sequence[str]) -> 
     space = _narrowed(*parts)
     if overrides:
         space = parse_space(space.resolved_yaml(), target, parts[0].path, overrides)
-    return _of_space(space, None, target)
+    point = _of_space(space, None, target)
+    return point if overrides else replace(point, notices=())  # a row is as its search wrote it, who told then
 
 
 def _of_named(reference: str | None, overrides: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ from results.launchers.recognise import flags_of
 from search.axes import AXES, axis_values
 from search.cli import main
 from search.fold import folded_point
-from search.idle import without_idle_options
+from search.idle import launchable
 from search.launch_files import configured, given_of, job_of
 from search.space import parse_space
 
@@ -205,7 +205,7 @@ def effective(strategy, space):
     idle |= set() if model.mla else {Fusion.FUSED_MLA_PROJECTIONS}
     plain = dataclasses.replace(strategy, layout=layers, bucket_bytes=buckets, fusion=strategy.fusion - idle)
     alone, _ = folded_point(space, plain)
-    return without_idle_options(model, alone.strategy(), space.system)
+    return launchable(model, alone.strategy(), space.system)
 
 
 def differences(back, strategy):
