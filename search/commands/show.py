@@ -214,7 +214,8 @@ def _text(
     if not len(table):
         if args.where:
             return f"no rows in {args.tables} where {args.where}\n"
-        return f"no rows in {args.tables}; search why {shlex.quote(args.run)} tells what was rejected\n"
+        rejected = f"; search why {shlex.quote(args.run)} tells what was rejected" if args.tables == "front" else ""
+        return f"no rows in {args.tables}{rejected}\n"
     if args.by is not None:
         shown = list(dict.fromkeys([args.by, *objectives]))
         return ordered_table(rows, shown) + f"{len(rows)} of {len(table)} rows\n"
