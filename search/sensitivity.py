@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from estimator.model import ModelSpec
 from estimator.step import evaluate
@@ -19,6 +20,7 @@ from results.report.run_page import Shift
 __all__ = ["FACTORS", "shifts_of", "varied"]
 
 FACTORS = (0.8, 1.2)
+Work = TypeVar("Work", Workload, None)
 
 
 def shifts_of(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload: Workload) -> list[Shift]:
@@ -35,10 +37,8 @@ def shifts_of(model: ModelSpec, strategy: Strategy, system: SystemSpec, workload
     return shifts
 
 
-def varied(
-    model: ModelSpec, system: SystemSpec, workload: Workload
-) -> Iterator[tuple[str, float, SystemSpec, Workload]]:
-    """What is changed by which factor, and what the system and the workload are then."""
+def varied(model: ModelSpec, system: SystemSpec, workload: Work) -> Iterator[tuple[str, float, SystemSpec, Work]]:
+    """What is changed by which factor, and what the system and the workload are then; None has no routing to change."""
     for factor in FACTORS:
         for tier in system.tiers:
             yield f"link of {tier.name}", factor, _with_tier(system, tier.name, factor), workload
@@ -46,7 +46,7 @@ def varied(
         yield "HBM bandwidth", factor, _with_chips(system, hbm=factor), workload
     for factor in FACTORS:
         yield "peak FLOP/s", factor, _with_chips(system, peak=factor), workload
-    if model.moe is not None and workload.routing_skew:
+    if model.moe is not None and workload is not None and workload.routing_skew:
         for factor in FACTORS:
             yield "routing skew", factor, system, replace(workload, routing_skew=factor * workload.routing_skew)
 

@@ -74,4 +74,6 @@ def _write(run: RunFolder, space: ServedSpace, found: Found) -> None:
         [{"rule": rule, "count": n, "example": found.examples[rule]} for rule, n in found.by_rule.items()]
     )
     run.write_reference(columns_of(list(reference_rows(space))))
+    told = {name: x for name, x in (found.closest or {}).items() if x == x}  # a manifest has no NaN
+    run.update_manifest(closest=[told] if told else [])
     run.write_front(columns_of(found.rows))

@@ -23,7 +23,7 @@ from search.study import Study
 from search.study_journal import set_cut_aside
 from search.study_run import BATCH, STALE, Budget, Row, StudyRun, fingerprint
 from search.sweep import is_compiled
-from search.trials import closest_tried
+from search.trials import closest_tried, missed_when_tried
 from search.watching import FIRST_RUN, LaunchOptions, NothingFeasible, Progress, Update
 
 __all__ = ["TRIALS", "sample"]
@@ -163,6 +163,7 @@ def _write(run: RunFolder, work: StudyRun, seconds: dict[str, float], start: flo
     table = columns_of_rows([_table_row(work, row, band=True) for row in front])
     run.write_front(table)
     run.write_trials(0, columns_of_rows([_table_row(work, row) for row in work.rows]))
+    run.update_manifest(closest=missed_when_tried(run.read_trials(), space))
     seconds["total"] = time.perf_counter() - start
     values = {o.column: np.array(table[o.column]) for o in space.objectives}
     run.update_manifest(

@@ -22,7 +22,7 @@ from search.structures import strategy_at
 from search.sweep import Plan, prepare, sweep_plan
 
 __all__ = ["MAX_KEPT", "check_kept", "closest_of", "closest_to_feasible", "closest_tried", "just_missed",
-           "trial_parts"]  # fmt: skip
+           "missed_when_tried", "trial_parts"]  # fmt: skip
 
 MAX_KEPT = 1_000_000  # candidates of a `keep: all` run: about 300 MB of Parquet
 PART = 50_000
@@ -149,6 +149,11 @@ def closest_tried(trials: Table, space: Space) -> list[dict[str, Any]]:
         told = {name: row[name] for name in ("id", "system", *STRATEGY_NAMES, "step_time_s", "device_memory_bytes")}
         rows.append(told | {"capacity_bytes": capacity, "short_by_bytes": max(need - capacity, 0.0)})
     return _to_loosen(space, rows) if len(refused) else _with_remedy(rows)
+
+
+def missed_when_tried(trials: Table, space: Space) -> list[dict[str, Any]]:
+    """Of what a study tried, what does not fit in memory and lacks the least."""
+    return closest_tried(trials.where(trials["reason"] == "memory"), space)
 
 
 def _row(space: Space, key: int, values: dict[str, float]) -> dict[str, Any]:

@@ -435,7 +435,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+    *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 ]
 
 

@@ -8,14 +8,37 @@ from typing import Any
 
 import numpy as np
 
+from estimator.inference import SERVED_COLUMNS
+from results.colours import ITEM_COLOURS
 from results.pareto import knee
+from results.report.run_page import Subject
 from results.report.text import WIDTH, clip, format_cell, hanging, title_lines
+from results.schema import SERVED_FIELDS
 from results.table import Table
 
-__all__ = ["choices", "degrees", "served_order", "served_table"]
+__all__ = ["ITEMS", "TERMS", "choices", "degrees", "served_order", "served_subject", "served_table"]
 
 CELL = 13
 NARROW = "bf16"
+
+
+TERMS = ("compute_s", "exposed_comm_tp_s", "exposed_comm_ep_s", "pipeline_s", "host_s")
+"""They sum to the seconds of a token in decode, of the first token in prefill."""
+CHOICES = ("batch", "tp", "pp", "ep", "etp", "dp", "weights", "activations", "kv_cache", "cuda_graph", "fusion",
+           "overlap_ep", "absorb")  # fmt: skip
+ITEMS = {"weights": "weight_bytes", "kv_cache": "kv_cache_bytes", "activations": "activation_bytes"}
+
+
+def served_subject(objectives: Mapping[str, bool], phase: str) -> Subject:
+    """What the page of a run of answers is of; `objectives` tells which are minimised."""
+    is_decode = phase == "decode"
+    return Subject(
+        fields=SERVED_FIELDS, better={column.name: column.better for column in SERVED_COLUMNS},
+        whole="time_per_output_token_s" if is_decode else "time_to_first_token_s",
+        each="a token" if is_decode else "the first token", band=(), terms=TERMS, choices=CHOICES,
+        items={**ITEM_COLOURS, "kv_cache": ITEM_COLOURS["gradients"]}, command="search infer",
+        told=lambda row: [degrees(row), *choices(row)], marks=lambda front, _: served_order(front, objectives)[1],
+    )  # fmt: skip
 
 
 def degrees(row: Mapping[str, Any]) -> str:

@@ -44,6 +44,9 @@ def _read(args: argparse.Namespace) -> tuple[ServedSpace, ServedPoint]:
         target, reference = named
     elif reference is None and (parts := split_run(target)) is not None:
         return _of_run(*parts, target, args.overrides)
+    if reference is not None and args.overrides:  # which would make a point of that name
+        others = [text for text in args.overrides if not text.startswith(("strategy.", "workload.batch="))]
+        load_served(target, others, judged=False).named(reference)
     space = load_served(target, [*args.overrides, *_of_named(args.overrides, reference)], judged=False)
     return space, space.named(reference) if reference is not None else space.one()
 

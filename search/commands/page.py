@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,8 @@ from search.lane import Passes, num_passes, passes_of
 from search.sensitivity import shifts_of
 from search.space import Space
 
-__all__ = ["Gathered", "details_of", "gathered", "report_html", "write_report"]
+__all__ = ["Gathered", "Pairs", "details_of", "gathered", "place_of", "report_html", "search_pairs", "source_pairs",
+           "system_facts", "write_page", "write_report"]  # fmt: skip
 
 DETAILED = 40  # points whose stages are in the page: a few kilobytes each
 SHIFTED = 12  # of these, points that are evaluated on changed systems
@@ -54,13 +55,18 @@ _NEGLECTED: Pairs = [
 
 
 def write_report(folder: RunFolder, space: Space) -> None:
-    """Writes the page of a finished run that has none yet. What stands in the way is told: the run is done without."""
+    """Writes the page of a finished run that has none yet."""
+    write_page(folder, lambda: report_html(gathered(folder, space)))
+
+
+def write_page(folder: RunFolder, make: Callable[[], str]) -> None:
+    """Writes the page where the run has none yet. What stands in the way is told: the run is done without."""
     if (folder.path / REPORT).is_file():
         return
     start = time.perf_counter()
     try:
         with folder:
-            folder.write_report(report_html(gathered(folder, space)))
+            folder.write_report(make())
             seconds, took = folder.manifest["seconds"], time.perf_counter() - start
             told = {"report": took, "total": seconds["total"] + took}
             folder.update_manifest(seconds={name: s for name, s in seconds.items() if name != "total"} | told)
@@ -83,7 +89,7 @@ def gathered(folder: RunFolder, space: Space, point: str | None = None) -> Gathe
     """Of a run that has a front; `point` is an id of it, or the name of a reference, that is looked at first."""
     front, reference = folder.read_front(), folder.read_reference()
     objectives = [objective.column for objective in space.objectives]
-    first = None if point is None else _place(folder, front, reference, point)
+    first = None if point is None else place_of(folder, front, reference, point)
     details = details_of(space, front, reference, objectives, first=first)
     facts = _facts(folder, space, front)
     return Gathered(facts=facts, front=front, reference=reference, objectives=objectives, details=details)
@@ -94,7 +100,7 @@ def report_html(shown: Gathered) -> str:
     return page_html(shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 
-def _place(folder: RunFolder, front: Table, reference: Table, point: str) -> int:
+def place_of(folder: RunFolder, front: Table, reference: Table, point: str) -> int:
     """Where a point stands among the rows of the front, and behind them those of the references."""
     if point.isdecimal():
         try:
@@ -188,7 +194,7 @@ def _facts(folder: RunFolder, space: Space, front: Table) -> RunFacts:
     best = ranked(front, [o.column for o in space.objectives])[0][0]
     return RunFacts(
         title=f"{manifest['name']}: {counted(len(front), 'point')}", run=str(folder.path), about=about,
-        systems={system.name: _system(system) for system in space.systems},
+        systems={system.name: system_facts(system) for system in space.systems},
         counts=counts_line(manifest["counts"], space.open_axes), rejections=list(folder.read_rejections().rows()),
         closest=closest, closest_note=note, provenance=_provenance(folder, space, front),
         commands=[
@@ -198,7 +204,7 @@ def _facts(folder: RunFolder, space: Space, front: Table) -> RunFacts:
     )  # fmt: skip
 
 
-def _system(system: SystemSpec) -> dict[str, Any]:
+def system_facts(system: SystemSpec) -> dict[str, Any]:
     """What a drawing of ranks needs."""
     tiers = [{"name": tier.name, "span": tier.span} for tier in system.tiers]
     return {"chips_per_node": system.chips_per_node, "tiers": tiers}
@@ -215,6 +221,10 @@ def _closest(manifest: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
         }
         for row in manifest["closest"]
     ]  # fmt: skip
+    if manifest.get("sampler") not in (None, "exhaustive"):
+        return rows, "of what the study tried and what does not fit in memory, what lacks the least" if rows else (
+            "all that the study tried fits in memory"
+        )  # fmt: skip
     if not rows:
         return [], "no structure near the capacity of its chips was too large in every option"
     return rows, "of the structures that no option makes fit in memory, those that lack the least"
@@ -224,15 +234,16 @@ def _provenance(folder: RunFolder, space: Space, front: Table) -> list[tuple[str
     manifest = folder.manifest
     systems = {system.chip.name: system for s in space.systems for system in s.parts}
     out = [
-        ("Search", _search(manifest)),
+        ("Search", search_pairs(manifest)),
         ("Versions", [(name, str(v)) for name, v in manifest.get("versions", {}).items()]),
     ]
-    out += [(f"Numbers of {system.name} and their sources", _sources(system)) for system in systems.values()]
+    out += [(f"Numbers of {system.name} and their sources", source_pairs(system)) for system in systems.values()]
     return [*out, ("Error bands", _bands(space, front)), ("Prices", _prices(front)), ("Replays", _replays(folder)),
             ("Assumptions", _assumptions(space)), ("Neglected", _NEGLECTED)]  # fmt: skip
 
 
-def _search(manifest: Mapping[str, Any]) -> Pairs:
+def search_pairs(manifest: Mapping[str, Any]) -> Pairs:
+    """How a front was found."""
     seconds = ", ".join(f"{name} {format_seconds(s)}" for name, s in manifest["seconds"].items())
     told = {
         "sampler": manifest.get("sampler"), "because": manifest.get("sampler_reason"), "seed": manifest.get("seed"),
@@ -242,7 +253,8 @@ def _search(manifest: Mapping[str, Any]) -> Pairs:
     return [(name, str(value)) for name, value in told.items() if value not in (None, "")]
 
 
-def _sources(system: SystemSpec) -> Pairs:
+def source_pairs(system: SystemSpec) -> Pairs:
+    """Numbers of a system, each with where it comes from."""
     rows = describe_system(system, source="the space")
     told = [(row.field, f"{row.value} ({row.source})" if row.source else row.value) for row in rows]
     return [*told, *((f"{system.chip.name}: {name}", text) for name, text in system.chip.sources.items())]

@@ -11,6 +11,8 @@ from results.store import RunFolder, is_run
 from search.commands.answer import NOTHING_FEASIBLE, check_free, check_writable, json_text, tell, write
 from search.commands.page import Gathered, gathered, report_html
 from search.commands.runs import find_run, space_of
+from search.commands.served_page import served_html
+from search.commands.served_show import served_space
 
 __all__ = ["finished_run", "run"]
 
@@ -19,7 +21,7 @@ ENDINGS = (".html", ".htm")
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page; exit 3 where the run has no front to show."""
-    folder = finished_run(args.run)
+    folder = finished_run(args.run, answers=True)
     if not len(folder.read_front()):
         tell(f"{folder.path}: nothing is feasible, so there is no front to show; search why {folder.path} tells why")
         return NOTHING_FEASIBLE
@@ -29,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.output}: a page's name must end in .html; --png DIR makes pictures")
     if args.png is not None:
         _check_pictures(args, Path(args.png))
+    if folder.answers:
+        return _answers(args, folder)
     shown = gathered(folder, space_of(folder), args.point)
     told: dict[str, Any] = {"run": str(folder.path)}
     if args.png is not None:
@@ -52,6 +56,16 @@ def _page(args: argparse.Namespace, folder: RunFolder, content: str) -> dict[str
     return {"report": str(path), "bytes": len(content.encode())}
 
 
+def _answers(args: argparse.Namespace, folder: RunFolder) -> int:
+    """The page of a run of answers."""
+    if args.png is not None:
+        raise ValueError(f"--png is for runs of training, but {folder.path} answers; its page has all but the files")
+    told = _page(args, folder, served_html(folder, served_space(folder), args.point))
+    args.output = None
+    write(args, json_text({"run": str(folder.path), **told}) if args.json else f"{told['report']}\n")
+    return 0
+
+
 def _check_pictures(args: argparse.Namespace, folder: Path) -> None:
     """ValueError where the folder is none for pictures, or holds some that --force does not let go."""
     from results.report.run_pictures import NAMES
@@ -71,9 +85,9 @@ def _pictures(folder: Path, shown: Gathered) -> list[Path]:
     return save_pictures(folder, shown.facts, shown.front, shown.reference, shown.objectives, shown.details)
 
 
-def finished_run(name: str) -> RunFolder:
-    """The run of that name; ValueError where it is still being written, or ended before it had a front."""
-    folder = find_run(name)
+def finished_run(name: str, *, answers: bool = False) -> RunFolder:
+    """The run of that name, of training unless `answers`; ValueError where it has no whole front, yet or for good."""
+    folder = find_run(name, answers=answers)
     if folder.state != "done":
         remedy = "wait until it is done" if folder.state == "running" else f"go on with: search resume {folder.path}"
         raise ValueError(

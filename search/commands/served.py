@@ -12,12 +12,14 @@ from hardware.units import format_bytes, format_seconds
 from results.report import rejection_table
 from results.report.served import served_order, served_table
 from results.report.text import counted, hanging
-from results.store import RunFolder
+from results.store import REPORT, RunFolder
 from results.table import Table
 from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.infer import remedy_lines
+from search.commands.page import write_page
 from search.commands.point import model_line
 from search.commands.progress import watching
+from search.commands.served_page import served_html
 from search.commands.served_show import counts_line, objectives_of, served_space
 from search.served import ServedSpace
 from search.served_launch import launch_served, resume_served
@@ -56,12 +58,14 @@ def _finish(args: argparse.Namespace, space: ServedSpace, work: Callable[[Progre
     front, reference = folder.read_front(), folder.read_reference()
     if not len(front):  # resumed after it had ended so
         return _nothing(args, space, folder.path, [])
+    write_page(folder, lambda: served_html(folder, space))
     manifest, first = folder.manifest, int(front["id"][served_order(front, objectives_of(space))[0][0]])
     name = shlex.quote(str(folder.path))
     lines = [
         *served_table(front, objectives_of(space), reference=reference, top=TOP).splitlines(), "",
         *hanging("deployments: ", counts_line(manifest["counts"])),
         f"took: {format_seconds(manifest['seconds']['total'])}",
+        *([f"page: {folder.path / REPORT} (opens in a browser)"] if (folder.path / REPORT).is_file() else []),
         "next:", f"  search show {name}", f"  search infer {name}:{first}", f"  search why {name}",
     ]  # fmt: skip
     answer(args, text="\n".join(lines) + "\n", data=_data(folder, front, reference))

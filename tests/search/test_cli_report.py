@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from results.schema import FRONT_FIELDS
@@ -99,3 +100,18 @@ def test_a_launch_writes_the_page_and_keeps_what_came_closest(search, tmp_path):
     assert closest[0]["remedy"] in page
     assert manifest["seconds"]["report"] > 0
     assert "page: run/report.html" in said.out
+
+
+def test_a_sampled_run_tells_what_came_closest_of_what_it_tried(search, tmp_path):
+    words = ("--set", "strategy.recompute=[none, full]", "--set", "strategy.zero_stage=[0, 3]",
+             "--set", "system.num_chips=8")  # fmt: skip
+    options = ("--sampler", "random", "--trials", "48", "--seed", "1", "--pool", "inline", "--replay", "0")
+    assert search("launch", "llama3_8b_small", *options, "--out", "run", *words).code == 0
+    folder = RunFolder.open(tmp_path / "run")
+    closest, trials = folder.manifest["closest"], folder.read_trials()
+    missed = np.sort(trials.where(trials["reason"] == "memory")["device_memory_bytes"])
+    assert len(missed) > 0
+    assert [row["device_memory_bytes"] for row in closest] == missed[:3].tolist()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "of what the study tried and what does not fit in memory, what lacks the least" in page
+    assert closest[0]["remedy"] in page

@@ -86,7 +86,7 @@ function drawAxis(context, axis, height) {
   context.fillStyle = "#222";
   const [first, ...others] = words(axis.name).split(" ");
   context.fillText(first, axis.x, 14);
-  context.fillText(others.join(" "), axis.x, 29);
+  context.fillText(clipped(others.join(" "), 15), axis.x, 29);
   context.textAlign = "left";
   const [divisor, unit] = axisUnit(axis.name);
   const ticks = tickTexts(axis.name, axis.scale, divisor, 5);

@@ -22,15 +22,15 @@ function drawPoint() {
 
 function card(letter, row) {
   const ring = isReference(row) ? nameOf(row) : `id ${nameOf(row)}`;
-  const step = columns.get("step_time_s").at(row);
-  const [low, high] = ["step_time_p10_s", "step_time_p90_s"].map((name) => columns.get(name)?.at(row));
+  const step = columns.get(data.whole.name).at(row);
+  const [low, high] = data.whole.band.map((name) => columns.get(name)?.at(row));
   const band = Number.isFinite(low) ? ` (P10 ${seconds(low)}, P90 ${seconds(high)})` : "";
   const memory = ["peak_memory_bytes", "device_memory_bytes"].map((name) => `${words(name)} ${shownValue(name, columns.get(name).at(row))}`);
   return element("div", { class: `card ${letter}` },
-    element("p", {}, element("span", { class: `badge ${letter}` }, letter.toUpperCase()), " ", element("strong", {}, ring), `: ${seconds(step)} a step${band}; ${memory.join(", ")}`),
+    element("p", {}, element("span", { class: `badge ${letter}` }, letter.toUpperCase()), " ", element("strong", {}, ring), `: ${seconds(step)} ${data.whole.each}${band}; ${memory.join(", ")}`),
     element("p", {}, told(row).join("; ")),
     element("p", {}, `why: ${whyOnFront(row).join("; ")}`),
-    element("code", {}, `search estimate ${data.run}:${nameOf(row)}`));
+    element("code", {}, `${data.command} ${data.run}:${nameOf(row)}`));
 }
 
 /** What is not the same in two configurations. */
@@ -38,7 +38,7 @@ function differences(a, b) {
   const names = ["system", "num_gpus", ...data.strategy, "num_micro_batches"].filter((name) => columns.has(name));
   const rows = names.filter((name) => columns.get(name).at(a) !== columns.get(name).at(b))
     .map((name) => [words(name), { text: shownValue(name, columns.get(name).at(a)) }, { text: shownValue(name, columns.get(name).at(b)) }]);
-  const [x, y] = [a, b].map(columns.get("step_time_s").number);
+  const [x, y] = [a, b].map(columns.get(data.whole.name).number);
   const head = x === y ? "B takes as long as A" : `B is ${percent(Math.abs(y - x) / x)} ${y < x ? "faster" : "slower"} than A`;
   const more = columns.get("device_memory_bytes").number(b) - columns.get("device_memory_bytes").number(a);
   const memory = more ? `with ${gib(Math.abs(more))} ${more > 0 ? "more" : "less"} memory` : "with equal memory";
@@ -48,7 +48,7 @@ function differences(a, b) {
 
 function waterfall(a, b) {
   const terms = (row) => data.terms.map((name) => columns.get(name)?.number(row) ?? 0);
-  const step = columns.get("step_time_s").number;
+  const step = columns.get(data.whole.name).number;
   const whole = b < 0 ? step(a) : Math.max(step(a), step(b));
   const [mine, other] = [terms(a), b < 0 ? null : terms(b)];
   const matters = data.terms.map((_, i) => Math.max(Math.abs(mine[i]), Math.abs(other ? other[i] : 0)) > NOISE * whole);
@@ -58,7 +58,7 @@ function waterfall(a, b) {
   data.terms.forEach((name, i) => {
     const end = start + mine[i];
     if (matters[i]) {
-      const kind = HUES[name.startsWith("exposed") || name === "optimizer_comm_s" ? 1 : name === "bubble_s" ? 5 : ["forward_s", "backward_s", "recompute_s", "optimizer_s"].includes(name) ? 0 : 3];
+      const kind = HUES[name.startsWith("exposed") || name === "optimizer_comm_s" ? 1 : name === "bubble_s" ? 5 : ["forward_s", "backward_s", "recompute_s", "optimizer_s", "compute_s"].includes(name) ? 0 : 3];
       rows.push(other
         ? [words(name), seconds(mine[i]), seconds(other[i]), signed(clean(other[i] - mine[i], whole), seconds), { bar: bar(0.5, 0.5 + (other[i] - mine[i]) / widest / 2, other[i] > mine[i] ? MORE : LESS) }]
         : [words(name), seconds(mine[i]), percent(mine[i] / whole), { bar: bar(start / whole, end / whole, kind, `${words(name)} ${seconds(mine[i])}`) }]);
@@ -66,8 +66,8 @@ function waterfall(a, b) {
     start = end;
   });
   const total = other
-    ? ["step time", seconds(step(a)), seconds(step(b)), signed(step(b) - step(a), seconds), ""]
-    : ["step time", seconds(step(a)), "100 %", { bar: bar(0, 1, "#888") }];
+    ? [words(data.whole.name), seconds(step(a)), seconds(step(b)), signed(step(b) - step(a), seconds), ""]
+    : [words(data.whole.name), seconds(step(a)), "100 %", { bar: bar(0, 1, "#888") }];
   rows.push(total);
   const header = other ? ["term", "A", "B", "B − A", ""] : ["term", "time", "share", ""];
   return table(header, rows, (i) => (i === rows.length - 1 ? "sum" : ""));
@@ -86,7 +86,7 @@ const heldBytes = (one) => Object.values(one.memory).reduce((sum, bytes) => sum 
 function detailNote(row) {
   const known = data.details.map((detail) => nameOf(detail.row));
   return element("p", { class: "note" }, `stages are in this page for ${known.slice(0, 12).join(", ")}${known.length > 12 ? ` and ${known.length - 12} more` : ""}; of ${nameOf(row)} they are told by`,
-    element("code", {}, `search estimate ${data.run}:${nameOf(row)}`));
+    element("code", {}, `${data.command} ${data.run}:${nameOf(row)}`));
 }
 
 function drawStages() {
@@ -192,7 +192,7 @@ function drawSensitivity() {
   const detail = state.a >= 0 ? detailOf(state.a) : null;
   if (!detail) return clear(place, state.a >= 0 ? detailNote(state.a) : null);
   if (!detail.shifts.length) return clear(place, element("p", { class: "note" }, "this point was not evaluated on changed systems"));
-  const step = columns.get("step_time_s").number(state.a);
+  const step = columns.get(data.whole.name).number(state.a);
   const widest = Math.max(...detail.shifts.map((shift) => Math.abs(shift.step_time_s - step)), 1e-30);
   const rows = detail.shifts.map((shift) => [
     `${shift.what} ${shift.factor > 1 ? "+" : "\u2212"}${percent(Math.abs(shift.factor - 1), 0)}`, seconds(shift.step_time_s),
@@ -200,5 +200,5 @@ function drawSensitivity() {
     { bar: bar(0.5, 0.5 + (shift.step_time_s - step) / widest / 2, shift.step_time_s > step ? MORE : LESS) },
   ]);
   return clear(place, element("p", { class: "note" }, "the same configuration, evaluated again with one thing changed"),
-    element("div", { class: "scroll", tabindex: 0 }, table(["changed", "a step", "difference", "peak memory", ""], rows)));
+    element("div", { class: "scroll", tabindex: 0 }, table(["changed", data.whole.each, "difference", "peak memory", ""], rows)));
 }

@@ -6,10 +6,10 @@ let chosenRank = 0;
 
 /** Size and stride of each dimension from the inside out, as ranks are numbered (estimator/strategy.py, RankOrder). */
 function dimensions(row) {
-  const value = (name) => columns.get(name).number(row);
+  const value = (name) => columns.get(name)?.number(row) ?? 1; // what answers has no context parallelism
   const made = {};
   let stride = 1;
-  for (const name of String(columns.get("rank_order").at(row)).split("-")) {
+  for (const name of String(columns.get("rank_order")?.at(row) ?? "tp-cp-dp-pp").split("-")) {
     made[name] = [value(name), stride];
     stride *= value(name);
   }
@@ -39,7 +39,7 @@ function drawRanks() {
   if (state.a < 0) return clear(place);
   const row = state.a;
   const system = data.systems[columns.get("system").at(row)];
-  const number = (name) => columns.get(name).number(row);
+  const number = (name) => columns.get(name)?.number(row) ?? 1;
   const total = number("tp") * number("cp") * number("dp") * number("pp");
   if (!system || !Number.isFinite(total)) return clear(place, element("p", { class: "note" }, "the system is not in this page"));
   chosenRank = Math.min(chosenRank, total - 1);
