@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from estimator.mapping import shown, told_kind
+from estimator.mapping import given, shown, told_kind
 from estimator.parts import MAX_SIZE
 
 __all__ = ["Architecture", "quiet", "read_architecture"]
@@ -77,13 +77,9 @@ def _content(path: Path) -> dict[str, Any]:
         )
     if not isinstance(content.get("model_type"), str):
         raise ValueError(
-            f"{path}: model_type must be a text, which names the code, but {_given(content)}; {MODEL_TYPE}"
+            f"{path}: model_type must be a text, which names the code, but {given(content, 'model_type')}; {MODEL_TYPE}"
         )
     return content
-
-
-def _given(content: dict[str, Any]) -> str:
-    return f"got {shown(content['model_type'])}" if "model_type" in content else "is absent"
 
 
 def _check_sizes(path: Path, content: dict[str, Any]) -> None:

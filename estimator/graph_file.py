@@ -29,7 +29,7 @@ from estimator.graph_json import (
     sequence_json,
     simple,
 )
-from estimator.mapping import shown
+from estimator.mapping import given, shown
 from estimator.model import ModelSpec
 from estimator.op import Op
 
@@ -98,9 +98,9 @@ def read_graph(path: str | Path, text: str | None = None) -> CapturedModel:
 
 def _model(whole: Mapping[str, Any]) -> CapturedModel:
     if whole.get("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT!r}, but got {shown(whole.get('format'))}")
+        raise ValueError(f"format must be {FORMAT!r}, but {given(whole, 'format')}")
     if whole.get("version") != VERSION:
-        raise ValueError(f"version must be {VERSION}, but got {shown(whole.get('version'))}; capture the model again")
+        raise ValueError(f"version must be {VERSION}, but {given(whole, 'version')}; capture the model again")
     check_keys(whole, KEYS, "the file")
     spec = ModelSpec.from_mapping(read_mapping(whole["model"], "model"))
     graph = read_blocks(whole, spec.name)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["from_mapping", "nearest", "shown", "told_kind"]
+__all__ = ["from_mapping", "given", "nearest", "shown", "told_kind"]
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
@@ -69,6 +69,15 @@ def _convert(key: str, value: object, hint: type[Any]) -> object:
 def shown(value: object) -> str:
     """`repr`, cut: an alias may stand for a thousand million values."""
     return _SHORT.repr(value)
+
+
+def given(mapping: Mapping[str, Any], key: str) -> str:
+    """What an error says of a key that must be there.
+
+    >>> given({"version": 1}, "version"), given({}, "version")
+    ('got 1', 'is absent')
+    """
+    return f"got {shown(mapping[key])}" if key in mapping else "is absent"
 
 
 def told_kind(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from estimator.graph_file import is_graph_text, read_graph
-from estimator.mapping import nearest, shown, told_kind
+from estimator.mapping import given, nearest, shown, told_kind
 from estimator.model import ModelSpec
 from estimator.ops_file import is_ops_text
 
@@ -69,6 +69,9 @@ def _read(path: Path) -> ModelSpec:
     if not isinstance(content, dict):
         held = told_kind(content) if text.strip() else "nothing: the file is empty"
         raise ValueError(f"{path}: must hold the fields of a model, but got {held}; {FORMS_OF_MODELS}")
+    if "format" in content:  # a graph's, of which the first words did not tell
+        law = "a file with a format is a captured graph (trainspace-graph) or its ops (trainspace-ops)"
+        raise ValueError(f"{path}: {law}, but {given(content, 'format')}; capture or export it again")
     try:
         return model_from_mapping(content)
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from estimator.graph import OpGraph
 from estimator.graph_json import blocks_json, check_keys, read_blocks, read_json, read_text, sequence_json
-from estimator.mapping import shown
+from estimator.mapping import given
 from estimator.precision import recipe
 
 __all__ = ["OpsFile", "is_ops_text", "ops_text", "read_ops"]
@@ -57,9 +57,9 @@ def read_ops(path: str | Path, text: str | None = None) -> OpsFile:
 
 def _ops(whole: Mapping[str, Any]) -> OpsFile:
     if whole.get("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT!r}, but got {shown(whole.get('format'))}")
+        raise ValueError(f"format must be {FORMAT!r}, but {given(whole, 'format')}")
     if whole.get("version") != VERSION:
-        raise ValueError(f"version must be {VERSION}, but got {shown(whole.get('version'))}; export the graph again")
+        raise ValueError(f"version must be {VERSION}, but {given(whole, 'version')}; export the graph again")
     check_keys(whole, KEYS, "the file")
     precision = recipe(read_text(whole["precision"], "precision")).name
     graph = read_blocks(whole, read_text(whole["name"], "name"))

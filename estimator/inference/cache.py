@@ -1,6 +1,7 @@
 """Bytes that a sequence leaves in the cache of one rank, by layer: keys and values, latents, windows, states.
 
-Counts only; what they are stored in is the recipe's. Refuses compressed keys, which passes/serving.py refuses too.
+Counts only; what they are stored in is the recipe's. Ignores the tokens that a compressed entry is not yet made of, at
+most a few hundred rows.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ def layer_bytes(layer: LayerSpec, model: ModelSpec, deployment: Deployment, toke
         return (state * STATE_BYTES + taps * recipe.activation.nbytes) / tp
     reach = layer.window or layer.chunk
     kept = min(reach, tokens) if reach else tokens
+    index = model.indexer.head_dim * tokens if layer.indexed and model.indexer is not None else 0.0
+    if model.compressed is not None:  # one head, whose keys are the values too
+        entries = 1.0 / layer.compression if layer.compression else 0.0
+        kept = (min(layer.window, tokens) if layer.window else 0.0) + entries * tokens
+        return (model.head_dim * kept + index * entries) * recipe.cache_bytes
     if model.mla is not None:
         width = float(model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
     else:
         width = 2.0 * max(model.num_kv_heads / tp, 1.0) * model.head_dim
-    index = model.indexer.head_dim * tokens if layer.indexed and model.indexer is not None else 0.0
     return (width * kept + index) * recipe.cache_bytes
 
 

@@ -52,10 +52,6 @@ def check_deployment(model: ModelSpec, deployment: Deployment, system: SystemSpe
     if system.segments:
         law = f"a model answers from chips of one kind, but {system.name} has {system.told_chips}"
         raise ValueError(f"segments: {law}; name one cluster")
-    if model.compressed is not None:
-        raise ValueError(
-            f"compressed: {model.name} compresses its keys, which has no cache here yet; use another model"
-        )
     _check_phase(model, requests)
     routing_of(model, requests)  # refuses a skew that no router has
     _check_several(model, deployment, requests)

@@ -6,7 +6,7 @@ lengths of the cache at once. Queries and keys have lengths of their own. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ __all__ = ["UP_PROJECTION", "absorb", "behind_cache", "grown", "last_tokens", "s
 LEARNS = frozenset({"index.target", "index.loss"})
 UP_PROJECTION = "attention.kv_b_proj"
 LATENT, JOINT = "attention.kv_a_norm.out", "attention.kv_a_proj.out"
-INDEX_KEYS = "index.k_norm.out"
+INDEX_KEYS = ("index.k_norm.out", "index.entries.out")  # of every token, or of every compressed entry
 
 
 def without_training(graph: OpGraph) -> OpGraph:
@@ -75,8 +75,9 @@ def _behind(block: Block, model: ModelSpec, context: int) -> Block:
     if block.kind.layer is None:
         return block
     layer, keys = block.kind.layer, Dim(float(context), Axis.KEY)
-    chosen = 0 if model.indexer is None else min(model.indexer.top_k, context)
-    over_keys = {f"{UP_PROJECTION}.out", INDEX_KEYS}
+    entries = context / (layer.compression or 1)
+    chosen = 0 if model.indexer is None else min(model.indexer.top_k, entries)
+    over_keys = {f"{UP_PROJECTION}.out", INDEX_KEYS[0]}
     if any(op.name == UP_PROJECTION for op in block.ops):
         over_keys |= {"attention.k.out", "attention.v.out"}
     stepwise = _stepwise(block, model)
@@ -84,6 +85,8 @@ def _behind(block: Block, model: ModelSpec, context: int) -> Block:
     def tensor(name: str, t: Tensor) -> Tensor:
         if name in over_keys:
             return Tensor((keys, *t.dims[1:]), t.role)
+        if name == INDEX_KEYS[1]:
+            return Tensor((keys._replace(size=entries), *t.dims[1:]), t.role)
         if name.startswith("index.chosen"):
             return Tensor((*t.dims[:-1], t.dims[-1]._replace(size=float(chosen))), t.role)
         dims = [d._replace(size=d.size * context) if d.axis is Axis.KEY else d for d in t.dims]
@@ -99,6 +102,8 @@ def _behind(block: Block, model: ModelSpec, context: int) -> Block:
             return o.but(dims=dims, visible=2.0)
         if o.kind is not OpKind.SCORES:
             return o.but(dims=dims)
+        if layer.compression:
+            return o.but(dims=dims, visible=2.0, reach=0.0, selects=layer.indexed)
         reach = min(layer.window or layer.chunk, context)
         seen = chosen if layer.indexed else reach or context
         return o.but(
@@ -125,7 +130,13 @@ def _stepwise(block: Block, model: ModelSpec) -> dict[str, tuple[Op, dict[str, T
 
 
 def seen_keys(layer: LayerSpec, model: ModelSpec, contexts: Array) -> Array:
-    """Keys that a decoded token reads of so many."""
+    """Keys that a decoded token reads of so many: behind compression those of its window, and of the entries."""
+    if layer.compression:
+        entries = contexts / layer.compression
+        if layer.indexed:
+            assert model.indexer is not None
+            entries = smaller(entries, float(model.indexer.top_k))
+        return (smaller(contexts, float(layer.window)) if layer.window else 0.0 * contexts) + entries
     if layer.indexed:
         assert model.indexer is not None
         return smaller(contexts, float(model.indexer.top_k))
@@ -136,17 +147,22 @@ def seen_keys(layer: LayerSpec, model: ModelSpec, contexts: Array) -> Array:
 def grown(graph: OpGraph, model: ModelSpec, longest: float, contexts: np.ndarray) -> OpGraph:
     """The graph of a token behind a cache of `longest` tokens at several lengths [R] up to that.
 
-    Splitting leaves keys alone, so that their numbers tell what they count: all tokens, half of them in an indexer's
-    triangle, or those that a layer sees (where these are all, so they are at every length).
+    Splitting leaves keys alone, so that their numbers tell what they count: of attention all tokens or those that a
+    layer sees (where these are all, so they are at every length), of an indexer its keys, half of them, or the best.
     """
 
     def change(block: Block) -> Block:
         if block.kind.layer is None:
             return block
-        seen = float(np.asarray(seen_keys(block.kind.layer, model, longest)))
-        known = {longest / 2.0: contexts / 2.0, seen: seen_keys(block.kind.layer, model, contexts), longest: contexts}
+        layer = block.kind.layer
+        seen = float(np.asarray(seen_keys(layer, model, longest)))
+        attended = {seen: seen_keys(layer, model, contexts), longest: contexts}
+        every = float(layer.compression or 1)
+        kept, lengths = longest / every, contexts / every
+        best = float(model.indexer.top_k) if model.indexer is not None else 0.0
+        indexed = {kept / 2.0: lengths / 2.0, min(best, kept): smaller(lengths, best), kept: lengths}
 
-        def sized(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        def sized(dims: tuple[Dim, ...], known: Mapping[float, Array]) -> tuple[Dim, ...]:
             if not any(d.axis is Axis.KEY for d in dims):
                 return dims
             return tuple([d._replace(size=known.get(float(d.size), d.size)) if d.axis is Axis.KEY else d for d in dims])
@@ -155,9 +171,12 @@ def grown(graph: OpGraph, model: ModelSpec, longest: float, contexts: np.ndarray
             if o.name == UP_PROJECTION:
                 rows, *others = o.dims
                 return o.but(dims=(rows._replace(size=rows.size / longest * contexts), *others))
-            return o.but(dims=sized(o.dims))
+            return o.but(dims=sized(o.dims, indexed if o.component is Component.INDEXER else attended))
 
-        tensors = {name: Tensor(sized(t.dims), t.role) for name, t in block.tensors.items()}
+        tensors = {
+            name: Tensor(sized(t.dims, indexed if name.startswith("index.") else attended), t.role)
+            for name, t in block.tensors.items()
+        }
         return replace(block, ops=tuple([op(o) for o in block.ops]), tensors=tensors)
 
     return graph.map(change)
@@ -210,11 +229,6 @@ def with_cache(graph: OpGraph, model: ModelSpec, context: float | None) -> OpGra
 def _cached(block: Block, model: ModelSpec, context: float | None) -> Block:
     if block.kind.layer is None:
         return block
-    if block.kind.layer.compression:
-        raise ValueError(
-            "compressed keys have no cache here yet; search infer takes models whose layers keep keys and values, "
-            "latents or states"
-        )
     tensors = dict(block.tensors)
     ops = list(block.ops)
     if context is not None:
@@ -232,14 +246,15 @@ def _appended(block: Block, tensors: dict[str, Tensor]) -> Iterator[Op]:
         made = [LATENT, JOINT]
         width: tuple[Dim, ...] = (block.tensors[JOINT].dims[-1],)
     else:
-        made = [core[OpKind.SCORES].inputs[1], core[OpKind.CONTEXT].inputs[1]]
+        made = list(dict.fromkeys((core[OpKind.SCORES].inputs[1], core[OpKind.CONTEXT].inputs[1])))
         kv = block.tensors[made[0]].dims[-1]
-        width = (kv._replace(size=kv.size + block.tensors[made[1]].dims[-1].size, units=kv.units),)
+        width = (kv._replace(size=sum((block.tensors[name].dims[-1].size for name in made), 0.0), units=kv.units),)
     tokens = next(d for d in block.tensors["input_norm.out" if "input_norm.out" in block.tensors else block.input].dims
                   if d.axis is Axis.TOKENS)  # fmt: skip
     groups = [("attention.append", Component.ATTENTION, made, width)]
-    if INDEX_KEYS in block.tensors:
-        groups.append(("index.append", Component.INDEXER, [INDEX_KEYS], (block.tensors[INDEX_KEYS].dims[-1],)))
+    for keys in INDEX_KEYS:
+        if keys in block.tensors:
+            groups.append(("index.append", Component.INDEXER, [keys], (block.tensors[keys].dims[-1],)))
     for name, part, inputs, dims in groups:
         fresh = []
         for x in inputs:  # of the new token, whatever the op that reads it sees
@@ -254,6 +269,9 @@ class _Reading:
 
     def __init__(self, block: Block, context: float, seen: float, tensors: dict[str, Tensor]) -> None:
         self.block, self.context, self.seen, self.tensors = block, context, seen, tensors
+        assert block.kind.layer is not None
+        self.compression = block.kind.layer.compression or 1
+        self.entries = context / self.compression  # keys of an indexer
         for name, t in block.tensors.items():
             tensors[name] = self._of_every_sequence(name, t)
 
@@ -267,7 +285,7 @@ class _Reading:
             *others, v = op.inputs
             return op.but(inputs=(*others, self._cache(v, self.seen)), dims=_keys(op.dims, self.seen))
         if op.kind is OpKind.INDEX:
-            return op.but(inputs=tuple([self._cache(x, self.context) if x == INDEX_KEYS else x for x in op.inputs]))
+            return op.but(inputs=tuple([self._cache(x, self.entries) if x in INDEX_KEYS else x for x in op.inputs]))
         if op.name == UP_PROJECTION:  # of every cached token of every sequence
             return op.but(dims=(Dim(self.context, Axis.TOKENS), *op.dims[1:]))
         if op.kind is OpKind.SCAN:
@@ -279,8 +297,8 @@ class _Reading:
 
         The norm of an indexer's keys makes the new token's: the others are cached as it left them.
         """
-        if name == INDEX_KEYS:
-            return Tensor((Dim(1.0, Axis.TOKENS), *t.dims[1:]), t.role)
+        if name in INDEX_KEYS:
+            return Tensor((Dim(1.0 / self.compression, Axis.TOKENS), *t.dims[1:]), t.role)
         if not any(d.axis is Axis.KEY for d in t.dims) or name.startswith("index."):
             return t
         if t.dims[0].axis is Axis.KEY:
@@ -290,7 +308,7 @@ class _Reading:
     def _cache(self, name: str, number: float) -> str:
         """The cached form of a tensor; keys that were just projected up from the cache are read as they are."""
         t = self.block.tensors[name]
-        if t.dims[0].axis is Axis.KEY and name != INDEX_KEYS:
+        if t.dims[0].axis is Axis.KEY and name not in INDEX_KEYS:
             return name
         cached = f"{name}.cache"
         self.tensors[cached] = Tensor((Dim(1.0, Axis.BATCH), Dim(number, Axis.KEY), *t.dims[1:]), Role.CACHE)

@@ -16,7 +16,7 @@ from estimator.build import build
 from estimator.cost.direct import direct_seconds
 from estimator.inference import Deployment, Formats, Requests, ServingPhase
 from estimator.inference.cache import bytes_per_token, layer_bytes, sequence_bytes
-from estimator.inference.passes import priced_pass
+from estimator.inference.passes import priced_pass, served
 from estimator.inference.step import infer
 from estimator.layers import Mixer
 from estimator.model_io import load_model
@@ -52,6 +52,12 @@ CASES = (
     ("deepseek_v3", Deployment(ep=64, formats=Formats(weights="fp8", activations="fp8")), cluster("dgx_h800", 64)),
     ("deepseek_v3", Deployment(tp=4, ep=16, absorb=False), cluster("dgx_h800", 64)),
     ("deepseek_v3_2", Deployment(ep=64), cluster("dgx_h800", 64)),
+    (
+        "deepseek_v4_flash",
+        Deployment(ep=64, formats=Formats(weights="fp8", activations="fp8")),
+        cluster("dgx_h800", 64),
+    ),
+    ("deepseek_v4_flash", Deployment(tp=4, ep=16), cluster("dgx_h800", 64)),
     ("gpt_oss_120b", Deployment(tp=2), H100),
     ("nemotron_h_56b", Deployment(tp=8), H100),
 )
@@ -421,6 +427,50 @@ def test_learned_positions_have_an_end_that_is_told():
     assert any("beyond the model's 2048 positions" in text for text in told)
 
 
-def test_compressed_keys_are_refused():
-    with pytest.raises(ValueError, match="compresses its keys"):
-        infer(model("deepseek_v4_flash"), Deployment(), H100, decode())
+# ----------------------------------------------------------------------------------------------------- compressed keys
+
+
+def test_entries_are_kept_once_for_keys_and_values_and_beside_them_a_window():
+    flash, window = model("deepseek_v4_flash"), 128
+    by_kind = {(layer.compression, layer.indexed): layer_bytes(layer, flash, Deployment(), 65_536.0)
+               for layer in flash.layer_specs}  # fmt: skip
+    assert by_kind == {
+        (0, False): 2 * 512 * window,
+        (128, False): 2 * 512 * (window + 65_536 / 128),
+        (4, True): 2 * (512 * (window + 65_536 / 4) + 128 * 65_536 / 4),
+    }
+
+
+def flops_of_a_token(name, context):
+    found = priced_pass(served(model(name)), Deployment(), cluster("dgx_h800", 64), DECODE, sequences=1.0,
+                        contexts=(context,))  # fmt: skip
+    ops = [op for kind in found.sequence for op in found.blocks[kind].ops if op.price and op.price.work.matrix]
+    return sum(float(np.max(op.price.work.flops)) for op in ops)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "cache"), [("deepseek_v4_pro", 0.27, 0.10), ("deepseek_v4_flash", 0.10, 0.07)]
+)
+def test_a_million_tokens_cost_the_share_of_deepseek_v3_2_that_the_report_tells(name, flops, cache):
+    # arXiv:2606.19348, abstract and section 1. It weighs formats (fp4 and fp8 against bf16), which counts of FLOPs and
+    # of elements do not: a fifth off at most.
+    before = model("deepseek_v3_2")
+    assert flops_of_a_token(name, 1e6) / flops_of_a_token("deepseek_v3_2", 1e6) == pytest.approx(flops, rel=0.23)
+    kept = sequence_bytes(model(name), Deployment(), 1e6) / sequence_bytes(before, Deployment(), 1e6)
+    assert kept == pytest.approx(cache, rel=0.16)
+
+
+def test_a_token_sees_its_window_and_the_entries_that_are_chosen():
+    flash = served(model("deepseek_v4_flash"))
+    for context in (1024.0, 2560.0, 65_536.0):
+        found = priced_pass(flash, Deployment(), H100, DECODE, sequences=1.0, contexts=(512.0, context))
+        for kind, block in found.blocks.items():
+            if kind.layer is None:
+                continue
+            (core,) = [op.op for op in block.ops if op.op.kind is OpKind.ATTENTION]
+            keys = np.broadcast_to(core.dims[2].size, 2)
+            for length, seen in zip((512.0, context), keys, strict=True):
+                entries = length / kind.layer.compression if kind.layer.compression else 0.0
+                assert seen == 128 + (min(entries, 512.0) if kind.layer.indexed else entries)
+            scored = [op.op.dims[1].size for op in block.ops if op.op.name == "index.scores"]
+            assert [np.broadcast_to(s, 2).tolist() for s in scored] == [[128.0, context / 4]] * kind.layer.indexed

@@ -314,8 +314,8 @@ def test_an_unknown_reference_is_refused_with_what_there_is(reference: str) -> N
     [
         (b"a: [", "must be YAML or JSON text"),
         (b"\xff\xfe\xfa", "must be YAML or JSON text"),
-        (b"- 1", "must hold the fields of a model, but got list"),
-        (b"", "must hold the fields of a model, but got NoneType"),
+        (b"- 1", "must hold the fields of a model, but got a list"),
+        (b"", "must hold the fields of a model, but got nothing: the file is empty"),
         (b"nam: x", "nam is not a key of a model; did you mean 'name'?"),
         (b"!!python/object/apply:os.getcwd []", "must be YAML or JSON text"),
         (b"model_type: gpt_oss", "must be JSON text"),

@@ -333,6 +333,11 @@ FILES = {
     "truncated": (lambda text: text[:1000], "must be JSON text"),
     "empty": (lambda text: "", "must hold the fields of a model"),
     "another version": (lambda c: changed(c, "version", 1), "version must be 2, but got 1; capture the model again"),
+    "no version": (lambda c: c.pop("version") and None, "version must be 2, but is absent; capture the model again"),
+    "another format": (
+        lambda c: changed(c, "format", "x"),
+        "(trainspace-ops), but got 'x'; capture or export it again",
+    ),
     "a cycle": (turned, "the ops form a cycle"),
     "layers 0": (lambda c: changed(c, "model", "num_layers", 0), "num_layers must be at least 1"),
     "a negative size": (lambda c: changed(c, "blocks", 1, "ops", 1, "dims", 0, 0, -1), "must be a number from 0 to"),

@@ -266,7 +266,6 @@ def test_bad_input_takes_one_line_with_place_and_key(search, tmp_path, case, com
         (("strategy.activations=nvfp4", "strategy.weights=nvfp4"), "need a matrix engine for nvfp4"),
         (("strategy.activations=fp8",), "must take no more bytes than activations"),
         (("strategy.tp=[1,2]",), "strategy.tp: a configuration has one value per key"),
-        (("model=deepseek_v4_flash",), "compresses its keys"),
         (("strategy.drafts=1",), "drafts: a prediction module of the model's own makes drafts, but llama3_8b has none"),
         (("strategy.chunk=8",), "must read 256 tokens of prompts, but chunk is 8; try 256"),
     ],
