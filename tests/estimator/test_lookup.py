@@ -11,7 +11,7 @@ from estimator.cost.lookup import Rows
 from estimator.cost.price import Confidence, price
 from estimator.cost.table import _PhaseSeconds
 from estimator.graph import BlockKind
-from estimator.op import OpKind, Phase
+from estimator.op import Axis, OpKind, Phase
 from estimator.precision import recipe
 from estimator.strategy import Fusion, Strategy
 from hardware.op_times import OpTimes
@@ -119,6 +119,22 @@ def test_causal_attention_of_whole_sequences_is_looked_up_by_its_heads():
     assert price(windowed, b, chip(mine), BF16).source != "table"
     others = {"attention": {"bf16 forward": np.array([[batch, query, heads, kv + 1, qk, 7e-4]])}}
     assert price(op, b, chip(others), BF16) == price(op, b, CHIP, BF16)
+
+
+@pytest.mark.parametrize("change", [{"QUERY": 0.5}, {"KEY": 0.5}, {"visible": 2.0}, {"selects": True}])
+def test_attention_that_no_row_measures_is_not_looked_up(change):
+    b = block(LLAMA, BlockKind.DENSE, Strategy(fusion=frozenset({Fusion.FLASH_ATTENTION})))
+    op = next(op for op in b.of_phase(Phase.FORWARD) if op.kind is OpKind.ATTENTION)
+    for name, value in change.items():
+        if name in Axis.__members__:  # a rank's share of the queries (cp), or other keys than queries
+            dims = [d._replace(size=d.size * value) if d.axis is Axis[name] else d for d in op.dims]
+            op = op.but(dims=tuple(dims))
+        else:
+            op = op.but(**{name: value})
+    batch, query, _, heads, qk, _ = (float(d.size) for d in op.dims)
+    kv = float(b.tensors[op.inputs[1]].dims[-1].size) / qk
+    mine = {"attention": {"bf16 forward": np.array([[batch, query, heads, kv, qk, 7e-4]])}}
+    assert price(op, b, chip(mine), BF16) == price(op, b, CHIP, BF16)
 
 
 def test_gradients_of_weights_pay_for_the_sum_besides():

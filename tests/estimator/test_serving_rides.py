@@ -89,6 +89,16 @@ def test_a_pass_with_a_whole_prompt_takes_about_what_both_take_alone(name, deplo
     assert mixed.tokens_per_s < plain.tokens_per_s
 
 
+def test_what_a_chunk_sees_before_it_is_its_share_of_the_prompt():
+    d, r = Deployment(tp=8), decode(batch=64, context=32_768, output=16_384)
+    plain, mixed = (infer(model("llama3_70b"), one, H100, r) for one in (d, d.but(chunk=1024)))
+    prompt = infer(model("llama3_70b"), d, H100, Requests(phase=PREFILL, batch=1, context=32_768))
+    share = chunk_share(d.but(chunk=1024), H100, r)
+    seen = mixed.attention_s - plain.attention_s
+    # Beside it, decoded tokens read queries and outputs of the chunk's rows as well: a few per cent.
+    assert seen == pytest.approx(share * prompt.attention_s / 32, rel=0.05)
+
+
 def test_prompts_are_read_as_fast_as_answers_end():
     d, r = Deployment(tp=8, chunk=1024), decode(batch=64, context=2048, output=512)
     assert chunk_share(d, H100, r) * 1024 == 64 * 2048 / 512
