@@ -19,7 +19,12 @@ from estimator.timeline import Timeline
 
 __all__ = ["Lowered", "lower", "measured"]
 
-PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
+PREFIXES = (
+    ("FW", Category.FORWARD),
+    ("BW.again", Category.RECOMPUTE),
+    ("BW", Category.BACKWARD),
+    ("UPD", Category.OPTIMIZER),
+)
 """How our own recorder names compute of a pass; other compute is OTHER."""
 MOVES = {Op.COLLECTIVE: Category.DP, Op.SEND: Category.DP, Op.RECV: Category.DP, Op.COPY: Category.OFFLOAD,
          Op.HOST: Category.HOST}  # fmt: skip

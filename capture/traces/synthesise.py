@@ -5,8 +5,11 @@ is given (measured, or of a model); a transfer takes latency + bytes / rate on i
 a worker once its last gradient is made and copied, and `lanes` buckets are under way at once; what follows the wait
 (the update) starts once all buckets are back. Prices no compute, knows no file.
 
-Neglected: links that different pairs of workers share, protocol phases of small messages, compute slowed by transfers.
-A server has one link in and one out, whose rate all workers share; where servers outnumber workers, theirs count.
+A transfer slows compute of its worker down by what the link says of bytes. A server has one link in and one out, whose
+rate all workers share; where servers outnumber workers, theirs count.
+
+Neglected: links that different pairs of workers share, protocol phases of small messages, compute of a worker beside
+what it sends to a server.
 """
 
 from __future__ import annotations
@@ -30,10 +33,15 @@ MOST = 20_000_000  # transfers and edges of an iteration: some gigabytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A message takes latency_s + bytes / bytes_per_s."""
+    """A message takes latency_s + bytes / bytes_per_s on the wire, and then its worker reduce_s_per_byte to add it up.
+
+    Meanwhile it takes host_s_per_byte of its worker's compute.
+    """
 
     bytes_per_s: float
     latency_s: float = 0.0
+    reduce_s_per_byte: float = 0.0
+    host_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.bytes_per_s < np.inf or not 0.0 <= self.latency_s < np.inf:
@@ -47,7 +55,8 @@ class Link:
 class Wire:
     """How buckets travel. inner: within a machine, None: as between them. lanes: buckets under way at once.
 
-    part_bytes: into which a tree and servers cut a bucket, infinity: not at all.
+    part_bytes: into which a tree and servers cut a bucket, infinity: not at all. colocated: the first workers serve,
+    and buckets begin with them in turn. half_duplex: both directions between two workers take turns.
     """
 
     topology: Topology
@@ -57,6 +66,8 @@ class Wire:
     servers: int = 1
     part_bytes: float = float("inf")
     lanes: int = 1
+    colocated: bool = False
+    half_duplex: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +177,7 @@ class _Plan:
                 f"a synthesised iteration must have at most {MOST:,} transfers and edges, but this has {steps:,}; "
                 f"give fewer workers, or larger bucket_bytes or part_bytes"
             )
-        self.flows = [self._flow(bucket) for bucket in cut]
+        self.flows = [self._flow(bucket, number) for number, bucket in enumerate(cut)]
         served = wire.servers if any(f.num_servers for f in self.flows) else 0
         self.nodes = job.workers + served
         parts = np.cumsum([0, *map(self._parts, cut)])
@@ -179,9 +190,11 @@ class _Plan:
         part_bytes = self.wire.part_bytes if bucket.part_bytes is None else bucket.part_bytes
         return max(1, int(np.ceil(bucket.nbytes / part_bytes)))
 
-    def _flow(self, bucket: Bucket) -> Flow:
-        return flow(self.wire.topology, self.job.workers, parts=self._parts(bucket), servers=self.wire.servers,
-                    per_machine=self.wire.per_machine)  # fmt: skip
+    def _flow(self, bucket: Bucket, number: int) -> Flow:
+        wire = self.wire
+        return flow(wire.topology, self.job.workers, parts=self._parts(bucket), servers=wire.servers,
+                    per_machine=wire.per_machine, colocated=wire.colocated,
+                    first=number % wire.servers if wire.colocated else 0)  # fmt: skip
 
     def _stream(self, device: int, name: str, *, computes: bool = False) -> int:
         key = (device, name)
@@ -233,26 +246,28 @@ class _Plan:
                 self.edges.append(np.stack([last, entry[:, op + 1]], axis=1))
         ready = np.zeros(num)
         ready[entry[:, 0]] = job.release_s
-        waits = [ready]
+        waits, takes = [ready], [np.zeros(num)]
         backs: list[np.ndarray] = []  # of each bucket (worker, transfer) pairs that bring it back
         for b, (bucket, f) in enumerate(zip(self.cut, self.flows, strict=True)):
             first = num
             num += len(f.source)
             stream.append(self._links(f, int(self.first[b])))
             seconds.append(self._seconds(f, bucket.nbytes))
+            takes.append(self._takes(f, bucket.nbytes, seconds[-1]))
             category.append(np.full(len(f.source), CATEGORIES.index(Category.DP)))
             name.append(np.full(len(f.source), k + 2))
             bucket_of.append(np.full(len(f.source), b))
-            begins = np.flatnonzero(f.begins >= 0)
             waits.append(np.where(f.begins >= 0, bucket.not_before_s, 0.0))
             hands = copy[b] if self.copies else grid[:, bucket.op]
-            self.edges += [np.stack([f.before, f.after], axis=1) + first,
-                           np.stack([hands[f.begins[begins]], begins + first], axis=1)]  # fmt: skip
-            self._one_after_another(backs, b, f.begins[begins], begins + first)
+            worker = np.concatenate([f.begins[f.begins >= 0], f.posts[f.posts >= 0]])
+            moves = first + np.concatenate([np.flatnonzero(f.begins >= 0), np.flatnonzero(f.posts >= 0)])
+            self.edges += [np.stack([f.before, f.after], axis=1) + first, np.stack([hands[worker], moves], axis=1)]
+            self._one_after_another(backs, b, worker, moves)
             backs.append(f.ends + [0, first])
             if job.waits < k:
                 self.edges.append(np.stack([f.ends[:, 1] + first, entry[f.ends[:, 0], job.waits]], axis=1))
-        return self._assembled(stream, seconds, category, name, bucket_of, np.concatenate(waits), num)
+        return self._assembled(stream, seconds, category, name, bucket_of, np.concatenate(waits),
+                               np.concatenate(takes))  # fmt: skip
 
     def _one_after_another(self, backs: list[np.ndarray], b: int, worker: np.ndarray, transfer: np.ndarray) -> None:
         """A worker starts on a bucket once it has back the one `lanes` before."""
@@ -263,11 +278,16 @@ class _Plan:
 
     def _links(self, f: Flow, first: int) -> np.ndarray:
         """A link is that between two workers; a server's, in or out, is shared by all of them. first: server."""
-        w, shared = self.job.workers, f.num_servers and f.num_servers <= self.job.workers
-        pairs = np.stack([f.source, f.target], axis=1)
+        w, pairs = self.job.workers, np.stack([f.source, f.target], axis=1)
         if f.num_servers:
-            pairs = np.where(pairs >= w, w + (pairs - w + first) % self.wire.servers, pairs)
-            pairs = np.where(pairs >= w, pairs, -1) if shared else np.where(pairs < w, pairs, -1)
+            serves, fewer = pairs >= w, f.num_servers <= w
+            pairs = np.where(serves, w + (pairs - w + first) % self.wire.servers, pairs)
+            pairs = np.where(serves if fewer else ~serves, pairs, -1)
+        elif self.wire.colocated and w > 2:
+            pushes = f.begins >= 0
+            pairs = np.where(np.stack([pushes, ~pushes], axis=1), -1, pairs)
+        elif self.wire.half_duplex:
+            pairs = np.sort(pairs, axis=1)
         unique, which = np.unique(pairs, axis=0, return_inverse=True)
         made = []
         for source, target in unique.tolist():
@@ -278,13 +298,19 @@ class _Plan:
     def _seconds(self, f: Flow, nbytes: float) -> np.ndarray:
         outer, inner = self.wire.link, self.wire.inner or self.wire.link
         rate = np.where(f.inner, inner.bytes_per_s, outer.bytes_per_s)
-        return np.where(f.inner, inner.latency_s, outer.latency_s) + f.share * nbytes / rate
+        adds = np.where(f.inner, inner.reduce_s_per_byte, outer.reduce_s_per_byte)
+        return np.where(f.inner, inner.latency_s, outer.latency_s) + f.share * nbytes * (1.0 / rate + adds)
+
+    def _takes(self, f: Flow, nbytes: float, seconds: np.ndarray) -> np.ndarray:
+        """Share of its host's compute that each transfer takes while it is under way."""
+        cost = f.share * nbytes * self.wire.link.host_s_per_byte
+        return np.divide(cost, seconds, out=np.zeros(len(cost)), where=seconds > 0.0)
 
     def _assembled(
         self, stream: list[np.ndarray], seconds: list[np.ndarray], category: list[np.ndarray], name: list[np.ndarray],
-        bucket_of: list[np.ndarray], ready: np.ndarray, num: int,
+        bucket_of: list[np.ndarray], ready: np.ndarray, takes: np.ndarray,
     ) -> Synthetic:  # fmt: skip
-        job, k = self.job, len(self.job.names)
+        job, k, num = self.job, len(self.job.names), len(ready)
         edges = np.concatenate([np.zeros((0, 2), np.int64), *self.edges])
         alloc, free = np.zeros(num), np.zeros(num)
         for at, per_op in ((alloc, job.keeps), (free, job.frees)):
@@ -298,7 +324,7 @@ class _Plan:
             scopes=("",), stream=np.concatenate(stream), seconds=np.concatenate(seconds),
             category=np.concatenate(category), before=edges[:, 0].copy(), after=edges[:, 1].copy(),
             name=np.concatenate(name), scope=np.zeros(num, np.int64), micro_batch=none, chunk=none,
-            shield=np.zeros(num, np.int64), launch_s=nothing, gates=np.zeros(num, np.bool_), takes=nothing,
+            shield=np.zeros(num, np.int64), launch_s=nothing, gates=np.zeros(num, np.bool_), takes=takes,
             loads=np.zeros((num, 0)), alloc_bytes=alloc, free_bytes=free,
         )  # fmt: skip
         return Synthetic(tasks=tasks, ready=ready, bucket=np.concatenate(bucket_of))

@@ -9,7 +9,7 @@ section 4.1). Knows neither compute nor seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -26,7 +26,8 @@ class Flow:
     """T transfers of a bucket of 1 byte, [T] each.
 
     source, target: nodes, workers from 0, servers behind them. share: of the bucket's bytes. inner: within a machine.
-    begins: the worker whose own bucket goes into it, -1 where only other transfers do. before, after [E]: order.
+    begins: the worker whose own bucket goes into it, -1 where only other transfers do. posts: the worker that must have
+    come to this bucket to receive it, -1 where others say so or it always listens. before, after [E]: order.
     ends [?, 2]: (worker, transfer) pairs: a worker has the bucket back when all of its transfers are done.
     """
 
@@ -35,6 +36,7 @@ class Flow:
     share: np.ndarray
     inner: np.ndarray
     begins: np.ndarray
+    posts: np.ndarray
     before: np.ndarray
     after: np.ndarray
     ends: np.ndarray
@@ -48,14 +50,18 @@ def num_steps(topology: Topology, workers: int, *, parts: int = 1, per_machine: 
     if topology is Topology.PARAMETER_SERVER:
         return workers * (workers + 1) * parts
     members = workers // per_machine if topology is Topology.HIERARCHICAL else workers
-    return 2 * members * (members - 1) + 2 * (workers - members)
+    return 6 * members * (members - 1) + 2 * (workers - members)
 
 
 @lru_cache(maxsize=256)
-def flow(topology: Topology, workers: int, *, parts: int = 1, servers: int = 1, per_machine: int = 1) -> Flow:
+def flow(
+    topology: Topology, workers: int, *, parts: int = 1, servers: int = 1, per_machine: int = 1,
+    colocated: bool = False, first: int = 0,
+) -> Flow:  # fmt: skip
     """The transfers of one bucket. ValueError for a topology that is not known or counts that do not fit.
 
-    parts: into which a tree or servers cut a bucket (a ring has a chunk per worker).
+    parts: into which a tree or servers cut a bucket (a ring has a chunk per worker). colocated: the first workers
+    serve, part 0 on worker `first` among them.
     """
     if workers < 1 or parts < 1 or servers < 1 or per_machine < 1:
         raise ValueError(f"workers, parts, servers and workers per machine must be at least 1, but are {workers}, "
@@ -69,7 +75,7 @@ def flow(topology: Topology, workers: int, *, parts: int = 1, servers: int = 1, 
     if topology is Topology.HIERARCHICAL:
         return _hierarchical(workers, per_machine)
     if topology is Topology.PARAMETER_SERVER:
-        return _servers(workers, parts, servers)
+        return _among_workers(workers, parts, servers, first) if colocated else _servers(workers, parts, servers)
     have = ", ".join(t.value for t in Topology if t is not Topology.UNKNOWN)
     raise ValueError(f"a topology must be one of {have} to be synthesised, but is {topology.value}")
 
@@ -83,24 +89,29 @@ def _made(
     order, last = (np.array(pairs, dtype=np.int64).reshape(-1, 2) for pairs in (edges, ends))
     return Flow(
         source=np.array(table[0], np.int64), target=np.array(table[1], np.int64), share=np.array(table[2], np.float64),
-        inner=np.array(table[3], np.bool_), begins=np.array(table[4], np.int64), before=order[:, 0], after=order[:, 1],
-        ends=last, num_servers=num_servers,
+        inner=np.array(table[3], np.bool_), begins=np.array(table[4], np.int64),
+        posts=np.full(len(rows), NONE), before=order[:, 0], after=order[:, 1], ends=last, num_servers=num_servers,
     )  # fmt: skip
 
 
 def _ring(members: np.ndarray, workers: int) -> Flow:
-    """Step s on worker r sends to r + 1 what it got in step s - 1, with its own added until step n - 1."""
+    """Step s on worker r sends to r + 1 what it got in step s - 1, with its own added until step n - 1.
+
+    A message moves once both ends are at its step: each has sent and received all of the step before.
+    """
     n = len(members)
     steps = 2 * (n - 1)
     step, rank = (np.ravel(x) for x in np.meshgrid(np.arange(steps), np.arange(n), indexing="ij"))
     number = np.arange(steps * n)
     later = number[step > 0]
-    before = (step[later] - 1) * n + (rank[later] - 1) % n
+    sources = [(rank[later] + k) % n for k in ((-1, 0, 1) if n > 2 else (0, 1))]
+    before = np.concatenate([(step[later] - 1) * n + source for source in sources])
     last = number[step == steps - 1]
     return Flow(
         source=members[rank], target=members[(rank + 1) % n], share=np.full(len(number), 1.0 / n),
-        inner=np.zeros(len(number), np.bool_), begins=np.where(step < n, members[rank], NONE), before=before,
-        after=later, ends=np.stack([members[(rank[last] + 1) % n], last], axis=1),
+        inner=np.zeros(len(number), np.bool_), begins=np.where(step < n, members[rank], NONE),
+        posts=np.where(step == 0, members[(rank + 1) % n], NONE), before=before, after=np.tile(later, len(sources)),
+        ends=np.stack([members[(rank[last] + 1) % n], last], axis=1),
     )  # fmt: skip
 
 
@@ -176,6 +187,27 @@ def _servers(workers: int, parts: int, servers: int) -> Flow:
     return Flow(
         source=np.concatenate([worker, server]), target=np.concatenate([server, worker]),
         share=np.full(2 * num, 1.0 / parts), inner=np.zeros(2 * num, np.bool_),
-        begins=np.concatenate([worker, np.full(num, NONE)]), before=before, after=after,
+        begins=np.concatenate([worker, np.full(num, NONE)]), posts=np.full(2 * num, NONE), before=before, after=after,
         ends=np.stack([worker, pull], axis=1), num_servers=min(servers, parts),
     )  # fmt: skip
+
+
+def _among_workers(workers: int, parts: int, servers: int, first: int) -> Flow:
+    """Workers serve: each part goes to the one that holds it, and back once all, that one too, have handed it over."""
+    if servers > workers:
+        raise ValueError(
+            f"servers among workers must be at most as many as these ({workers}), but are {servers}; give fewer"
+        )
+    rows: list[tuple[int, int, float, bool, int]] = []
+    edges, ends, posts = list[tuple[int, int]](), list[tuple[int, int]](), list[int]()
+    for part in range(parts):
+        server = (first + part) % servers
+        others = [w for w in range(workers) if w != server]
+        pushes = range(len(rows), len(rows) + len(others))
+        pulls = range(pushes.stop, pushes.stop + len(others))
+        rows += [(w, server, 1.0 / parts, False, w) for w in others]
+        rows += [(server, w, 1.0 / parts, False, NONE) for w in others]
+        posts += [NONE] * len(others) + [server] * len(others)
+        edges += [(push, pull) for push in pushes for pull in pulls]
+        ends += [(server, push) for push in pushes] + list(zip(others, pulls, strict=True))
+    return replace(_made(rows, edges, ends), posts=np.array(posts, np.int64))

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from capture.traces.beside import Delays, bytes_beside, delayed, delays_of, host_s_per_byte, left_of, usual_messages
 from capture.traces.dfg import GlobalDfg
 from capture.traces.operations import OPS, Op
+from capture.traces.recomputed import recomputed
 from capture.traces.records import Topology
 from capture.traces.synthesise import (
     Bucket,
@@ -26,12 +28,18 @@ from capture.traces.synthesise import (
     size_over_bandwidth,
     synthesise,
 )
-from estimator.tasks import CATEGORIES, Category
+from estimator.tasks import Category
 
-__all__ = ["Change", "Measured", "Prediction", "changed", "link_of", "measured_job", "message_ratios", "named",
-           "predict", "varied"]  # fmt: skip
+__all__ = ["Change", "Measured", "Prediction", "changed", "link_of", "measured_job", "message_delays", "named",
+           "predict"]  # fmt: skip
 
-PREFIXES = (("FW", Category.FORWARD), ("BW", Category.BACKWARD), ("UPD", Category.OPTIMIZER))
+PREFIXES = (
+    ("FW", Category.FORWARD),
+    ("BW.again", Category.RECOMPUTE),
+    ("BW", Category.BACKWARD),
+    ("UPD", Category.OPTIMIZER),
+)
+MANY = 1_000_000  # buckets on their way at once: servers take all that are ready
 WHOLE = 0.01  # by which gradients may miss the bytes of their bucket: padding
 BOUNDS = (
     ("bandwidth", 1e-6, 1e6, " times as fast"), ("compute", 1e-6, 1e6, " times as fast"), ("latency_s", 0.0, 1e3, " s"),
@@ -41,12 +49,17 @@ BOUNDS = (
 SERVED = (
     ("servers", 1, (Topology.PARAMETER_SERVER,)), ("per_machine", 1, (Topology.HIERARCHICAL,)),
     ("part_bytes", np.inf, (Topology.TREE, Topology.PARAMETER_SERVER)),
+    ("colocated", False, (Topology.PARAMETER_SERVER,)),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is asked for; None: as measured. bandwidth, compute: times as fast. bucket_bytes: of gradients."""
+    """What is asked for; None: as measured. bandwidth, compute: times as fast. bucket_bytes: of gradients.
+
+    colocated: servers are workers too. half_duplex: both directions between two workers take turns. recompute: modules
+    whose forward runs again in the backward pass.
+    """
 
     bandwidth: float = 1.0
     compute: float = 1.0
@@ -57,6 +70,9 @@ class Change:
     servers: int = 1
     per_machine: int = 1
     part_bytes: float = float("inf")
+    colocated: bool = False
+    half_duplex: bool = False
+    recompute: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, least, most, unit in BOUNDS:
@@ -89,18 +105,22 @@ class Prediction:
     notices: tuple[str, ...]
 
 
-def predict(dfg: GlobalDfg, change: Change) -> Prediction:
+def predict(dfg: GlobalDfg, change: Change, alone: GlobalDfg | None = None) -> Prediction:
     """Every iteration under the change, of a graph without hosts. ValueError where it does not hold what it needs.
 
-    Messages that were recorded one by one vary: each new one takes as many times its expected seconds as one of the
-    same iteration did, drawn with a fixed seed, for a mean before a maximum would bias low.
+    Messages that were recorded one by one vary: each new one is delayed as one of the same iteration was, drawn with a
+    fixed seed, for a mean before a maximum would bias low. alone: the same job with
+    nothing to synchronise, which tells what transfers cost the computes beside them.
     """
     dfg = named(dfg)
     link, topology, notices = link_of(dfg)
+    if alone is not None:
+        link = replace(link, host_s_per_byte=host_s_per_byte(dfg, alone))
+    dfg = replace(dfg, seconds=left_of(dfg.seconds, bytes_beside(dfg), link.host_s_per_byte))
     spans, plain, shown = [], [], None
     for number in dfg.iterations:
         job, cut, wire = changed(measured_job(dfg, number), link, topology, change)
-        shown = varied(synthesise(job, cut, wire), message_ratios(dfg, number, link), number)
+        shown = delayed(synthesise(job, cut, wire), message_delays(dfg, number, link), number)
         spans.append(shown.run().span_s)
         plain.append(size_over_bandwidth(job, cut, wire))
     assert shown is not None
@@ -109,31 +129,23 @@ def predict(dfg: GlobalDfg, change: Change) -> Prediction:
     )
 
 
-def message_ratios(dfg: GlobalDfg, number: int, link: Link) -> np.ndarray:
-    """Seconds of each message of an iteration over what the link says; of collectives as a whole nothing is known."""
-    mine = dfg.is_op(Op.RECV) & (dfg.nbytes > 0) & (dfg.iteration == number)
-    seconds = (dfg.seconds + dfg.lag_s)[mine] + _beside_s(dfg)
-    return seconds / (link.latency_s + dfg.nbytes[mine] / link.bytes_per_s)
+def message_delays(dfg: GlobalDfg, number: int, link: Link) -> Delays:
+    """What messages of an iteration take beyond what the link says; of collectives as a whole nothing is known."""
+    return delays_of(dfg, number, link, dfg.seconds + dfg.lag_s + _send_lag_s(dfg))
 
 
-def _beside_s(dfg: GlobalDfg) -> float:
-    """What a message costs its ranks beside the transfer, on average: the lag of its SEND, and reducing what came."""
-    number = int(np.count_nonzero(dfg.is_op(Op.RECV)))
+def _send_lag_s(dfg: GlobalDfg) -> float:
+    sends = dfg.is_op(Op.SEND)
+    return float(dfg.lag_s[sends].mean()) if sends.any() else 0.0
+
+
+def _reduces(dfg: GlobalDfg) -> np.ndarray:
+    """[K] bool: computes that add up what came."""
     leads = np.zeros(len(dfg), np.bool_)
     leads[dfg.after[dfg.is_op(Op.RECV)[dfg.before]]] = True
-    reduces = leads & dfg.is_op(Op.COMPUTE) & np.isin(dfg.tensor, dfg.tensor[dfg.is_op(Op.RECV) & (dfg.tensor >= 0)])
-    total = dfg.lag_s[dfg.is_op(Op.SEND)].sum() + (dfg.seconds + dfg.lag_s)[reduces].sum()
-    return float(total / number) if number else 0.0
-
-
-def varied(made: Synthetic, ratios: np.ndarray, seed: int) -> Synthetic:
-    """The same tasks, their transfers' seconds times ratios drawn from these."""
-    transfers = np.flatnonzero(made.tasks.category == CATEGORIES.index(Category.DP))
-    if not len(ratios):
-        return made
-    seconds = made.tasks.seconds.copy()
-    seconds[transfers] *= np.random.default_rng(seed).choice(ratios, len(transfers))
-    return replace(made, tasks=replace(made.tasks, seconds=seconds))
+    sent = np.unique(dfg.tensor[dfg.is_op(Op.RECV) & (dfg.tensor >= 0)])
+    reduces: np.ndarray = leads & dfg.is_op(Op.COMPUTE) & np.isin(dfg.tensor, sent)
+    return reduces
 
 
 def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tuple[Job, list[Bucket], Wire]:
@@ -151,13 +163,16 @@ def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tu
             )
         cut = buckets(one.job.gradients, change.bucket_bytes)
     job = replace(one.job, seconds=one.job.seconds / change.compute, lag_s=one.job.lag_s / change.compute)
+    if change.recompute is not None:
+        job, cut = recomputed(job, cut, change.recompute)
     if change.workers is not None:
         job = job.of_workers(change.workers)
     latency_s = link.latency_s if change.latency_s is None else change.latency_s
     wire = replace(
         one.wire, topology=kind, servers=change.servers, per_machine=change.per_machine,
-        part_bytes=change.part_bytes,
-        link=Link(bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
+        part_bytes=change.part_bytes, colocated=change.colocated, half_duplex=change.half_duplex,
+        lanes=MANY if kind is Topology.PARAMETER_SERVER else one.wire.lanes,
+        link=replace(link, bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
     )  # fmt: skip
     return job, cut, wire
 
@@ -324,26 +339,33 @@ def _in_turn_s(dfg: GlobalDfg, moves: np.ndarray) -> np.ndarray:
 def link_of(dfg: GlobalDfg) -> tuple[Link, Topology, list[str]]:
     """The link that transfers of all iterations show, by least squares of seconds = latency + bytes / rate.
 
-    Of collectives, a ring's: 2 (n - 1) messages of a bucket's n-th part. Where all have one size, latency cannot be
-    told from rate, and counts as none.
+    Of messages, the median of each size that was sent beside no compute: what delays single ones is no property of the
+    link (beside.py). Of collectives, a ring's: 2 (n - 1) messages of a bucket's n-th part. Where all have one size,
+    latency cannot be told from rate, and counts as none.
     """
-    n, notices = len(dfg.ranks), []
-    topology = Topology.PARAMETER_SERVER if dfg.topology is Topology.PARAMETER_SERVER else Topology.RING
-    moves, steps = dfg.is_op(Op.RECV) & (dfg.nbytes > 0), 1
-    if not moves.any():
-        moves, steps = dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0), 2 * (n - 1)
-        notices.append("collectives are known as a whole: they count as rings")
+    moves = dfg.is_op(Op.RECV) & (dfg.nbytes > 0)
+    if moves.any():
+        size, seconds = usual_messages(dfg)
+        adds = (dfg.seconds + dfg.lag_s)[_reduces(dfg)].sum() / dfg.nbytes[moves].sum()
+        link, notices = _fitted(size, seconds)
+        served = dfg.topology is Topology.PARAMETER_SERVER
+        kind = Topology.PARAMETER_SERVER if served else Topology.RING
+        return replace(link, reduce_s_per_byte=float(adds)), kind, notices
+    n, moves = len(dfg.ranks), dfg.is_op(Op.COLLECTIVE) & (dfg.nbytes > 0)
     if not moves.any():
         raise ValueError("a what-if needs transfers whose bytes are known, but there are none; record sizes")
-    whole = steps > 1
-    size = dfg.nbytes[moves] / (n if whole else 1)
-    seconds = _in_turn_s(dfg, moves) / steps if whole else (dfg.seconds + dfg.lag_s)[moves] + _beside_s(dfg)
-    if not seconds.sum() > 0.0:
-        raise ValueError("a what-if needs transfers that take time, but none does; record with times")
+    link, notices = _fitted(dfg.nbytes[moves] / n, _in_turn_s(dfg, moves) / (2 * (n - 1)))
+    return link, Topology.RING, ["collectives are known as a whole: they count as rings", *notices]
+
+
+def _fitted(size: np.ndarray, seconds: np.ndarray) -> tuple[Link, list[str]]:
     if np.ptp(size) > WHOLE * size.max():
         per_byte, latency = np.polyfit(size, seconds, 1)
         if per_byte > 0.0 and latency >= 0.0:
-            return Link(bytes_per_s=float(1.0 / per_byte), latency_s=float(latency)), topology, notices
+            return Link(bytes_per_s=float(1.0 / per_byte), latency_s=float(latency)), []
+        notices = []
     else:
-        notices.append("all transfers have one size: latency cannot be told from rate and counts as none")
-    return Link(bytes_per_s=float(size.sum() / seconds.sum())), topology, notices
+        notices = ["all transfers have one size: latency cannot be told from rate and counts as none"]
+    if not seconds.sum() > 0.0:
+        raise ValueError("a what-if needs transfers that take time, but none does; record with times, and align clocks")
+    return Link(bytes_per_s=float(size.sum() / seconds.sum())), notices

@@ -27,6 +27,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _yes(text: str) -> bool:
+    return {"yes": True, "no": False}[text]
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(text.split("+"))
+
+
 def _topology(text: str) -> Topology:
     return Topology(text)
 
@@ -41,6 +49,9 @@ READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "servers": (_count, "a whole number of at least 1"),
     "per_machine": (_count, "workers of a machine, a whole number of at least 1"),
     "part_bytes": (_number, "bytes, such as 4e6"),
+    "colocated": (_yes, "yes (servers are workers too) or no"),
+    "half_duplex": (_yes, "yes (both directions between two workers take turns) or no"),
+    "recompute": (_modules, "modules with + between, such as 1+2, or none"),
 }
 
 
@@ -58,7 +69,7 @@ def read_change(text: str) -> Change:
         read, takes = READERS[key]
         try:
             given[key] = read(value)
-        except ValueError:
+        except (KeyError, ValueError):
             raise ValueError(f"--what-if {key} must be {takes}, but is {value!r}") from None
     return Change(**given)
 
@@ -87,8 +98,14 @@ def json_change(text: str, found: Prediction, baseline: Prediction, dfg: GlobalD
     }  # fmt: skip
 
 
-def predicted(dfg: GlobalDfg, change: Change, *, with_hosts: GlobalDfg) -> tuple[Prediction, Prediction]:
+def predicted(
+    dfg: GlobalDfg, change: Change, *, with_hosts: GlobalDfg, alone: GlobalDfg | None = None
+) -> tuple[Prediction, Prediction]:
     """The job under the change, and as it is: its traffic anew, or where ranks compute differently its graph kept."""
     if computes_differ(dfg):
+        if alone is not None:
+            raise ValueError(
+                "--alone tells what transfers cost ranks that compute the same, and these do not; leave it out"
+            )
         return predict_kept(with_hosts, change), predict_kept(with_hosts, Change())
-    return predict(dfg, change), predict(dfg, Change())
+    return predict(dfg, change, alone), predict(dfg, Change(), alone)

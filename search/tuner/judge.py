@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from capture.traces.beside import delayed
 from capture.traces.records import Topology
 from capture.traces.synthesise import Bucket, Job, Synthetic, synthesise
-from capture.traces.what_if import varied
 from estimator.replay import replay
 from estimator.tasks import CATEGORIES, Category, Device, Stream, Tasks
 from estimator.timeline import critical_path, memory
@@ -227,11 +227,11 @@ class Judge:
         index = next(i for i, one in enumerate(self.subject.jobs) if one is job)
         self.replays += 1
         made, cut = self.job_of(decisions, job)
-        ratios = self.subject.ratios[index]
+        delays = self.subject.delays[index]
         exact = self.subject.wire.topology is Topology.RING or self.piped
-        if self.ups.symmetry and exact and not len(ratios) and _alike(job):
+        if self.ups.symmetry and exact and not len(delays) and _alike(job):
             return _read(_folded(made, cut, self.look(decisions, job), self), len(made.names))
-        done = varied(synthesise(made, cut, self.subject.wire), ratios, index)
+        done = delayed(synthesise(made, cut, self.subject.wire), delays, index)
         return _read(done, len(made.names))
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from capture.traces.beside import Delays
 from capture.traces.dfg import GlobalDfg
 from capture.traces.lower import lower
 from capture.traces.model_jobs import MODELS, Chip
 from capture.traces.operations import Op
 from capture.traces.records import Topology
 from capture.traces.synthesise import Gradient, Job, Link, Wire
-from capture.traces.what_if import Change, changed, link_of, measured_job, message_ratios, named
+from capture.traces.what_if import Change, changed, link_of, measured_job, message_delays, named
 from estimator.tasks import Category
 from estimator.tuning import graph_mark
 from search.tuner.decisions import Decisions, apart, fusible
@@ -30,6 +31,7 @@ LAUNCH_S = 5e-6  # what a framework takes to launch an operation, where nothing 
 MANY = 1_000_000  # buckets on their way at once: all that are ready
 WORKERS = 16
 LINK = Link(bytes_per_s=12.5e9, latency_s=10e-6)  # 100 Gbit/s, as in the paper's cluster; 10 us a message (assumed)
+UNKNOWN = Delays(quiet_s=np.zeros(0), busy_s=np.zeros(0))
 Fused = Mapping[tuple[str, ...], float]
 
 
@@ -37,7 +39,7 @@ Fused = Mapping[tuple[str, ...], float]
 class Subject:
     """A job to tune.
 
-    jobs: one per iteration. ratios: of each iteration, message seconds over what the link says, empty: unknown. start:
+    jobs: one per iteration. delays: of each iteration's messages, none where unknown. start:
     as recorded, or nothing fused. launch_s: of an operation. can_cut: gradients are known, not buckets of them alone.
     measured: it was recorded. assumptions: a sentence each.
     """
@@ -46,7 +48,7 @@ class Subject:
     jobs: tuple[Job, ...]
     wire: Wire
     start: Decisions
-    ratios: tuple[np.ndarray, ...]
+    delays: tuple[Delays, ...]
     launch_s: float
     mark: str
     can_cut: bool = True
@@ -82,7 +84,7 @@ def sized_subject(model: str, change: Change, *, chip: Chip | None = None, batch
         f"links of {wire.link.bytes_per_s * 8 / 1e9:g} Gbit/s, {wire.link.latency_s * 1e6:g} us a message",
     )
     return Subject(
-        name=model, jobs=(job,), wire=wire, start=apart(job), ratios=(np.zeros(0),), launch_s=chip.launch_s,
+        name=model, jobs=(job,), wire=wire, start=apart(job), delays=(UNKNOWN,), launch_s=chip.launch_s,
         mark=_mark(job), assumptions=told,
     )  # fmt: skip
 
@@ -109,11 +111,14 @@ def measured_subject(dfg: GlobalDfg, change: Change, *, name: str, launch_s: flo
         raise ValueError("bucket_bytes is what a tuner decides; leave it out")
     dfg = named(dfg)
     link, topology, notices = link_of(dfg)
+    # What messages are delayed on average is theirs whatever they carry, so partial replays have it as latency.
+    usual_s = float(np.mean([message_delays(dfg, number, link).mean_s for number in dfg.iterations]))
+    link = replace(link, latency_s=link.latency_s + max(usual_s, 0.0))
     if not link.latency_s:
         link = replace(link, latency_s=LATENCY_S)
         notices.append(f"the trace does not tell what a message takes beside its bytes: {LATENCY_S * 1e6:g} us")
     launch = LAUNCH_S if launch_s is None else launch_s
-    jobs, ratios, start, wire, can_cut = [], [], None, None, True
+    jobs, delays, start, wire, can_cut = [], list[Delays](), None, None, True
     for number in dfg.iterations:
         one = measured_job(dfg, number)
         can_cut = can_cut and one.can_cut
@@ -123,7 +128,7 @@ def measured_subject(dfg: GlobalDfg, change: Change, *, name: str, launch_s: flo
         job, _, wire = changed(one, link, topology, change)
         job = _told_apart(job)
         jobs.append(_with_memory(dfg, number, _with_saves(job, launch, fused)))
-        ratios.append(message_ratios(dfg, number, link))
+        delays.append(message_delays(dfg, number, link))
         if start is None:
             start = replace(apart(job, part_bytes=change.part_bytes), tensors=_as_cut(one.job, one.cut, one.can_cut))
     assert start is not None
@@ -137,7 +142,7 @@ def measured_subject(dfg: GlobalDfg, change: Change, *, name: str, launch_s: flo
     )
     told += notices
     return Subject(
-        name=name, jobs=tuple(jobs), wire=wire, start=start, ratios=tuple(ratios), launch_s=launch,
+        name=name, jobs=tuple(jobs), wire=wire, start=start, delays=tuple(delays), launch_s=launch,
         mark=_mark(jobs[0]), can_cut=can_cut, measured=True, assumptions=tuple(told),
     )  # fmt: skip
 

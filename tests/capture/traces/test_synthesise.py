@@ -235,7 +235,11 @@ def test_nonsense_is_refused():
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_a_node_sends_on_it_has_received_and_every_worker_contributes(topology, n):
     made = flow(topology, n, parts=2, servers=2, per_machine=2)
-    assert (made.target[made.before] == made.source[made.after]).all()
+    ends = np.stack([made.source[made.after], made.target[made.after]], axis=1)
+    before = np.stack([made.source[made.before], made.target[made.before]], axis=1)
+    assert all(set(a) & set(b) for a, b in zip(ends.tolist(), before.tolist(), strict=True))
+    sends_on = made.target[made.before] == made.source[made.after]
+    assert set(made.after[sends_on].tolist()) == set(made.after.tolist())
     assert set(made.begins[made.begins >= 0].tolist()) == set(range(n))
     assert (made.begins[made.begins >= 0] == made.source[made.begins >= 0]).all()
     assert set(made.ends[:, 0].tolist()) == set(range(n))
@@ -246,6 +250,54 @@ def test_what_a_node_sends_on_it_has_received_and_every_worker_contributes(topol
     for worker in range(n):
         seen = set().union(*(behind[k] for w, k in made.ends.tolist() if w == worker))
         assert set(range(n)) - {worker} <= seen
+
+
+@pytest.mark.parametrize(("n", "starts"), [(2, [4.0, 4.0]), (4, [2.0, 2.0, 4.0, 4.0])])
+def test_a_message_of_a_ring_moves_once_both_ends_are_at_its_step(n, starts):
+    late = job(workers=n, release=(*[0.0] * (n - 1), 2.0))  # gradients are there at 2 s, and at 4 s
+    made = synthesise(late, [Bucket(nbytes=float(n), op=1, names=())], slow_ring())
+    timeline = made.run()
+    moves = timeline.start[made.bucket >= 0]
+    assert sorted(moves[:n].tolist()) == starts
+    assert moves[n:].min() >= 4.0 + 1.0 * (n == 2)  # nobody goes on to the second step without both neighbours
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_among_workers_move_each_part_to_one_and_back(servers):
+    made = flow(Topology.PARAMETER_SERVER, 3, parts=4, servers=servers, colocated=True, first=1 % servers)
+    assert made.num_servers == 0
+    assert made.share.sum() == pytest.approx(4.0)  # (n - 1) workers, there and back
+    pushes = made.begins >= 0
+    assert (made.begins[pushes] == made.source[pushes]).all()
+    assert set(made.target[pushes].tolist()) == set(range(servers))
+    assert (made.posts[~pushes] == made.source[~pushes]).all()  # the server hands its own part over too
+    assert set(made.ends[:, 0].tolist()) == {0, 1, 2}
+
+
+def test_more_servers_than_workers_to_be_them_are_refused():
+    with pytest.raises(ValueError, match=r"at most as many as these \(2\), but are 3"):
+        flow(Topology.PARAMETER_SERVER, 2, servers=3, colocated=True)
+
+
+def test_directions_that_take_turns_take_twice_as_long():
+    def span(half):
+        wire = Wire(topology=Topology.PARAMETER_SERVER, link=Link(bytes_per_s=1.0), part_bytes=1.0, colocated=True,
+                    lanes=9, half_duplex=half)  # fmt: skip
+        return sync_alone_s(2, 8.0, wire)
+
+    assert span(True) == 16.0
+    assert span(False) == 9.0  # a pull runs beside the next push
+
+
+def test_a_transfer_slows_compute_of_its_worker_by_its_bytes():
+    made = synthesise(job(), [Bucket(nbytes=2.0, op=0, names=())], slow_ring(host_s_per_byte=0.25))
+    ends = made.run().end[:4]
+    # Two messages of a byte each from 1 s to 3 s, which take a quarter of the compute beside them.
+    assert ends == pytest.approx([1.0, 1.0 + 4 / 3, 3.5, 4.5])
+
+
+def slow_ring(**link):
+    return Wire(topology=Topology.RING, link=Link(bytes_per_s=1.0, **link))
 
 
 def test_collectives_without_tensors_are_buckets_of_their_own(shared):

@@ -9,7 +9,7 @@ from capture.traces.synthesise import Gradient, Job, Link, Wire
 from estimator.tasks import Category
 from estimator.tuning import graph_mark
 from search.tuner.decisions import Decisions, apart
-from search.tuner.subject import MANY, Subject
+from search.tuner.subject import MANY, UNKNOWN, Subject
 
 WHOLE = float("inf")
 
@@ -48,7 +48,7 @@ def wire(topology=Topology.RING, *, servers=1, rate=2e9):
 
 def subject(made, over):
     return Subject(
-        name="small", jobs=(made,), wire=over, start=apart(made), ratios=(np.zeros(0),), launch_s=1e-5,
+        name="small", jobs=(made,), wire=over, start=apart(made), delays=(UNKNOWN,), launch_s=1e-5,
         mark=graph_mark(made.names, [(g.name, g.nbytes) for g in made.gradients]),
     )  # fmt: skip
 
