@@ -1,6 +1,8 @@
-"""Commands about measured traces: trace record, import, show, align, replay, tune, diff."""
+"""Commands about measured traces: trace record, import, show, align, replay, tune, testbed, diff."""
 
 from __future__ import annotations
+
+import argparse
 
 from search.arguments.parser import Commands, number_such_as, positive, whole
 
@@ -58,7 +60,13 @@ def add(commands: Commands) -> None:
         dest="what_if",
         metavar="KEY=VALUE,…",
         help="predict it otherwise: bandwidth, compute (times as fast), latency_s, bucket_bytes, workers, topology "
-        "(ring, tree, hierarchical, parameter_server), servers, per_machine, part_bytes",
+        "(ring, tree, hierarchical, parameter_server), servers, per_machine, part_bytes, colocated, half_duplex, "
+        "recompute",
+    )
+    replay.add_argument(
+        "--alone",
+        metavar="DFG2",
+        help="of --what-if: the same job with nothing to synchronise: what transfers cost",
     )
     replay.add_argument(
         "--measured", action="store_true", help="look at an iteration as recorded; ranks may be missing"
@@ -110,6 +118,22 @@ def add(commands: Commands) -> None:
     tune.add_argument("--no-coarse", action="store_true", help="search over every operation and tensor")
     tune.add_argument("--no-partial", action="store_true", help="judge every candidate by a full replay")
     tune.add_argument("--no-symmetry", action="store_true", help="replay every worker, and search every block")
+    testbed = trace.add(
+        "testbed",
+        "trace_testbed",
+        "trains a small model on ranks behind limited links of this machine (needs root), predicts it with other "
+        "buckets, recomputation, servers and bandwidth, and runs it like that",
+        example="search trace testbed --rate 400mbit --model cnn",
+    )
+    testbed.add_argument("--ranks", type=positive, default=2, metavar="N", help="ranks, one core each (default: 2)")
+    testbed.add_argument("--rate", type=bits, default=1e9, metavar="RATE", help="of each link (default: 1gbit)")
+    testbed.add_argument("--model", choices=("transformer", "cnn"), default="transformer", help="what is trained")
+    testbed.add_argument(
+        "--tune", action="store_true", help="run a tuner's plan against defaults, predict nothing else"
+    )
+    testbed.add_argument("--rounds", type=positive, default=3, metavar="N", help="medians are over (default: 3)")
+    testbed.add_argument("--steps", type=positive, default=12, metavar="N", help="iterations of a run (default: 12)")
+    testbed.add_argument("--keep", metavar="FOLDER", help="keep what was recorded there")
     diff = trace.add(
         "diff",
         "trace_diff",
@@ -121,3 +145,23 @@ def add(commands: Commands) -> None:
     diff.add_argument("--reference", metavar="NAME", help="of a space: this of its references")
     diff.add_argument("--iteration", type=whole, metavar="N", help="of measured ones (default: the median)")
     diff.add_argument("--top", type=positive, default=20, metavar="N", help="operations to show (default: 20)")
+
+
+def bits(text: str) -> float:
+    """Bits a second as `tc` writes them: 1gbit, 400mbit.
+
+    >>> bits("400mbit")
+    400000000.0
+    """
+    number, factor = text, 1.0
+    for unit, times in (("gbit", 1e9), ("mbit", 1e6), ("bit", 1.0)):
+        if text.endswith(unit):
+            number, factor = text.removesuffix(unit), times
+            break
+    try:
+        found = float(number) * factor
+    except ValueError:
+        found = 0.0
+    if not 1e6 <= found <= 1e11:
+        raise argparse.ArgumentTypeError(f"must be 1mbit to 100gbit, such as 400mbit, but got {text!r}")
+    return found

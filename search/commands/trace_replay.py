@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return _show_measured(args, subject)
     if args.iteration is not None:
         raise ValueError("--iteration goes with --measured, for a replay takes all of them; leave it out")
+    if args.alone is not None and args.what_if is None:
+        raise ValueError("--alone goes with --what-if, for a replay as measured needs none; leave it out")
     change = None if args.what_if is None else read_change(args.what_if)
     dfg = read_job(args.file)
     try:
@@ -64,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if change is not None:
         try:
             plain = read_job(args.file, hosts=False)
-            found, same = predicted(plain, change, with_hosts=dfg)
+            alone = None if args.alone is None else read_job(args.alone, hosts=False)
+            found, same = predicted(plain, change, with_hosts=dfg, alone=alone)
         except ValueError as error:
             raise ValueError(_of_file(args.file, error)) from error
         lines = change_lines(args.what_if, found, same, done.measured_s)
