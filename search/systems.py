@@ -47,7 +47,7 @@ def _with_files(document: Document, folder: Path) -> Document:
         file = beside(folder, name) or Path(name)
         if not os.path.isfile(file):
             raise document.error(key, "names a file that is not there", name, "a file that search calibrate -o wrote")
-        document = document.with_value(key, {**read_document(file).mapping(()), **changes}, document.place(key))
+        document = document.with_document(key, read_document(file), changes)
     return document
 
 

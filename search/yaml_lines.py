@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -131,7 +131,14 @@ class Document:
         """A copy in which `key` holds `value`, set at `place`. Mappings on the way to it are made where absent."""
         root = _put(self, self.value, (), key, value)
         outside = {k: v for k, v in self.places.items() if k[: len(key)] != key}
-        return Document(source=self.source, value=root, places=outside | {key: place})
+        return replace(self, value=root, places=outside | {key: place})
+
+    def with_document(self, key: Key, other: Document, changes: Mapping[str, Plain]) -> Document:
+        """A copy in which `key` holds a mapping of another file, but for changes of its own; each knows its place."""
+        mine = {k: self.place((*key, k)) for k in changes}
+        whole = self.with_value(key, {**other.mapping(()), **changes}, other.source)
+        theirs = {(*key, *k): place for k, place in other.places.items() if k and k[0] not in changes}
+        return replace(whole, places={**whole.places, **theirs, **{(*key, k): place for k, place in mine.items()}})
 
 
 def _put(document: Document, holder: Plain, done: Key, rest: Key, value: Plain) -> Plain:

@@ -14,7 +14,7 @@ import pytest
 from estimator.model_io import load_model, model_from_mapping
 from results.schema import FRONT_FIELDS
 from results.store import RunFolder
-from search.space import SpaceError, parse_space
+from search.space import SpaceError, load_space, parse_space
 from tests.search.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -399,3 +399,25 @@ def test_a_way_through_a_linked_folder_stays_as_it_is(tmp_path):
     (tmp_path / "far" / "m.yaml").write_text("num_layer: 3\n")
     with pytest.raises(SpaceError, match=r"link/\.\./m\.yaml: num_layer is not a key"):
         parse_space("model: link/../m.yaml\nsystem: dgx_h100\nworkload: {seq: 8, global_batch: 8}\n", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "cluster: dgx_h100\nnum_chips: banana\n",
+            r"own.yaml:2: system.num_chips: must be a whole number; got 'banana'",
+        ),
+        ("cluster: dgx_h1000\n", r"own.yaml: system: unknown cluster 'dgx_h1000'; did you mean 'dgx_h100'"),
+        ("cluster: dgx_h100\nchip: {hbm_bytes: -4}\n", r"own.yaml: system: h100-80g-sxm: hbm_bytes must be finite"),
+    ],
+)
+def test_a_system_in_a_file_of_its_own_is_refused_where_it_is_wrong(text, said, tmp_path):
+    (tmp_path / "own.yaml").write_text(text)
+    place = tmp_path / "space.yaml"
+    place.write_text("model: llama3_8b\nsystem: own.yaml\nworkload: {seq: 8, global_batch: 128}\n")
+    with pytest.raises(SpaceError, match=said):
+        load_space(str(place))
+    place.write_text(place.read_text().replace("own.yaml", "{file: own.yaml, num_chips: plum}"))
+    with pytest.raises(SpaceError, match=r"space.yaml:2: system.num_chips: must be a whole number; got 'plum'"):
+        load_space(str(place))
