@@ -149,9 +149,9 @@ class RayPool(Closing):
         for _ in range(self.num_workers):
             self._seat()
         while any(seat.starting is not None for seat in self._seats):
-            for ref in self._wait():
-                if error := self._started(ref):
-                    raise PoolError(f"every worker must start, but one could not: {error}")
+            ref = self._wait()
+            if ref is not None and (error := self._started(ref)):
+                raise PoolError(f"every worker must start, but one could not: {error}")
             late = [seat for seat in self._seats if seat.starting is not None and self._is_late(seat)]
             if late:
                 raise PoolError(
@@ -170,7 +170,7 @@ class RayPool(Closing):
                 if not any(seat.flights for seat in self._seats) and not work.more():
                     return
                 self._require_workers()
-                for ref in self._wait():
+                if (ref := self._wait()) is not None:
                     yield from self._settle(ref, work)
         finally:
             self._dismiss_busy()
@@ -203,13 +203,13 @@ class RayPool(Closing):
         for seat in [seat for seat in self._seats if seat.flights]:
             self._dismiss(seat)
 
-    def _wait(self) -> list[Any]:
-        """References that resolved; waits for one, but not for long: deadlines must be looked at."""
-        refs = list(self._owner)
-        if not self._ray.wait(refs, num_returns=1, timeout=1.0)[0]:
-            return []
-        ready: list[Any] = self._ray.wait(refs, num_returns=len(refs), timeout=0)[0]
-        return ready
+    def _wait(self) -> Any | None:
+        """A reference that resolved, None where none does soon: deadlines must be looked at.
+
+        One at a time: to ask for all that are ready is a second call, as long as all else that a block costs here.
+        """
+        ready: list[Any] = self._ray.wait(list(self._owner), num_returns=1, timeout=1.0)[0]
+        return ready[0] if ready else None
 
     def _started(self, ref: Any) -> str | None:
         """Seat the worker whose start resolved, or say why it could not start."""

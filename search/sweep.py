@@ -402,6 +402,8 @@ def merge(parts: list[Swept], space: Space, *, bounded: bool) -> Swept:
     """One front of several, per system where bounded. Parts without points only count."""
     counts = np.sum([p.counts for p in parts], axis=0)
     parts = [p for p in parts if len(p.ids)] or parts[:1]
+    if bounded and len(parts) == 1:  # a front of staircases already
+        return replace(parts[0], counts=counts)
     ids = np.concatenate([p.ids for p in parts])
     systems = np.concatenate([p.systems for p in parts])
     values = np.concatenate([p.values for p in parts])
