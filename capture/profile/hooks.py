@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Marks", "names_of", "parts_of"]
+__all__ = ["Mark", "Marks", "names_of", "parts_of"]
 
 
 class _Nothing:
@@ -27,21 +27,66 @@ class _Nothing:
         """Does nothing."""
 
 
-class _Mark:
-    """Called by torch; says what the time since the last mark went to."""
+class Mark:
+    """Called by torch; says what the time since the last mark went to, and what memory lives on after it.
 
-    __slots__ = ("again", "recorder", "text", "within")
+    number: of its last event, where it makes what others end. frees: marks whose bytes end with it. scratch: the line
+    of bytes that are there while it runs, and no longer.
+    """
 
-    def __init__(self, recorder: Recorder, text: str, again: str, within: Marks) -> None:
-        self.recorder, self.text, self.again, self.within = recorder, text, again, within
+    __slots__ = ("again", "cat", "fields", "frees", "full", "name", "number", "recorder", "scratch", "text", "within")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        cat: str,
+        *,
+        again: str = "",
+        within: Marks | None = None,
+        **fields: Any,  # noqa: ANN401 - values of JSON
+    ) -> None:
+        self.recorder, self.name, self.cat, self.fields = recorder, name, cat, fields
+        self.text = line(name, cat, **fields)
+        self.again, self.within = again, within
+        self.number, self.full, self.scratch = -1, "", ""
+        self.frees: list[Mark] = []
 
     def __call__(self, *_: object) -> None:
         """Marks. A forward inside of the backward pass recomputes."""
         recorder = self.recorder
         now = recorder.clock()
-        recorder.events.append((self.again if self.within.backward else self.text, recorder.at, now,
-                                recorder.iteration))  # fmt: skip
+        if self.again and self.within is not None and self.within.backward:
+            recorder.events.append((self.again, recorder.at, now, recorder.iteration))
+        elif self.full:
+            self._tell(recorder.at, now)
+        else:
+            recorder.events.append((self.text, recorder.at, now, recorder.iteration))
         recorder.at = now
+
+    def keeps(self, nbytes: int | None = None) -> None:
+        """Its bytes live on until a mark that frees it. nbytes: where they are not told already."""
+        fields: dict[str, Any] = self.fields if nbytes is None else {**self.fields, "bytes": nbytes}
+        self.full = line(self.name, self.cat, tail=',"id":%d,"deps":[%s]', **fields)
+
+    def ends(self, other: Mark) -> None:
+        """The bytes of another mark end with this one."""
+        self.frees.append(other)
+        if not self.full:
+            self.keeps()
+
+    def begins(self) -> None:
+        """What it tells of lies there when the iteration begins."""
+        began = self.recorder.began
+        self._tell(began, began)
+
+    def _tell(self, start: int, end: int) -> None:
+        recorder = self.recorder
+        if self.scratch:
+            recorder.events.append((self.scratch, start, start, recorder.iteration))
+        self.number = next(recorder.ids)
+        deps = ",".join([str(mark.number) for mark in self.frees if mark.number >= 0])
+        recorder.events.append((self.full, start, end, recorder.iteration, self.number, deps))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Nothing, ()
@@ -70,13 +115,16 @@ class Marks:
         self.recorder, self.model, self.backward = recorder, model, False
         self.names = names_of(model)
         self.handles: list[Any] = [model.register_forward_pre_hook(_Start(recorder))]
+        self.marks: list[Mark] = []
         for name, module in parts_of(model):
-            mark = _Mark(recorder, line(f"FW.{name}", "FW"), line(f"BW.again.{name}", "BW"), self)
+            mark = Mark(recorder, f"FW.{name}", "FW", again=line(f"BW.again.{name}", "BW"), within=self)
+            self.marks.append(mark)
             self.handles.append(module.register_forward_hook(mark))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                text = gradient_line(name, parameter)
-                self.handles.append(_first_hook(parameter, _Mark(recorder, text, text, self)))
+                nbytes = parameter.numel() * parameter.element_size()
+                self.marks.append(Mark(recorder, f"BW.{name}", "BW", tensor=name, bytes=nbytes))
+                self.handles.append(_first_hook(parameter, self.marks[-1]))
 
     def remove(self) -> None:
         """Takes the marks off."""
@@ -84,7 +132,7 @@ class Marks:
             handle.remove()
 
 
-def _first_hook(parameter: torch.Tensor, mark: _Mark) -> Any:  # noqa: ANN401 - a handle of torch
+def _first_hook(parameter: torch.Tensor, mark: Mark) -> Any:  # noqa: ANN401 - a handle of torch
     """Registers a mark before what sends the gradient off. Torch calls hooks in the order in which they were put in."""
     hooks: Any = parameter._post_accumulate_grad_hooks
     others = [*hooks.items()] if hooks else []
@@ -94,12 +142,6 @@ def _first_hook(parameter: torch.Tensor, mark: _Mark) -> Any:  # noqa: ANN401 - 
     if others:
         hooks.update(others)
     return handle
-
-
-def gradient_line(name: str, parameter: torch.Tensor) -> str:
-    """Of the backward operation that makes a gradient."""
-    nbytes = parameter.numel() * parameter.element_size()
-    return line(f"BW.{name}", "BW", tensor=name, bytes=nbytes)
 
 
 def names_of(model: nn.Module) -> dict[int, str]:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capture.profile.buckets import observe
-from capture.profile.hooks import Marks
+from capture.profile.hooks import Mark, Marks
+from capture.profile.lifetimes import told_lives
 from capture.profile.machine import machine_id
+from capture.profile.memory import Watch
 from capture.profile.probe import ping_pong
-from capture.profile.recorder import WARM_UP, Recorder, line, running
+from capture.profile.recorder import WARM_UP, Recorder, running
 
 if TYPE_CHECKING:
     import torch
@@ -25,20 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "profile"]
 
-UPDATE, LOSS = line("UPD", "UPD"), line("FW.loss", "FW")
 PROBE_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
 def profile(
-    folder: str | Path, *, warm_up: int = WARM_UP, machine: str | None = None, topology: str = "unknown"
-) -> Iterator[Profile]:
+    folder: str | Path, *, warm_up: int = WARM_UP, machine: str | None = None, topology: str = "unknown",
+    memory: bool = True,
+) -> Iterator[Profile]:  # fmt: skip
     """Records the loop inside of the block into `folder/rankN.jsonl`; all ranks enter and leave together.
 
     warm_up: iterations at the start that are not written. machine: what the clock belongs to, unless it is this host.
-    topology: how gradients travel, where the loop knows ("ring", "parameter_server").
+    topology: how gradients travel, where the loop knows ("ring", "parameter_server"). memory: the last iteration
+    that is not written is watched for what it allocates.
     """
-    found = Profile(Path(folder), warm_up=warm_up, machine=machine, topology=topology)
+    found = Profile(Path(folder), warm_up=warm_up, machine=machine, topology=topology, memory=memory)
     found.start()
     try:
         yield found
@@ -51,21 +54,24 @@ def profile(
 class Profile:
     """A recording. recorder: its events. `start` and `stop` are what `profile` calls.
 
-    times: of iterations only, to compare with.
+    times: of iterations only, to compare with. memory: one iteration is watched for what it allocates.
     """
 
     def __init__(
         self, folder: Path, *, warm_up: int = WARM_UP, machine: str | None = None, topology: str = "unknown",
-        times: bool = False,
+        times: bool = False, memory: bool = True,
     ) -> None:  # fmt: skip
         import torch.distributed as dist
 
-        self.times = times
+        self.times, self.memory = times, memory
         self.parallel = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if self.parallel else (0, 1)
         meta = {"rank": rank, "world": world, "machine": machine or machine_id(), "topology": topology,
                 "job": folder.resolve().name, "recorder": "trainspace"}  # fmt: skip
         self.recorder = Recorder(folder / f"rank{rank}.jsonl", meta, warm_up=warm_up)
+        self.loss, self.update = Mark(self.recorder, "FW.loss", "FW"), Mark(self.recorder, "UPD", "UPD")
+        self.held: list[Mark] = []
+        self.watch: Watch | None = None
         self.models: list[Marks] = []
         self.known: set[int] = set()  # modules of these
         self.explicit = False
@@ -105,8 +111,26 @@ class Profile:
         """An iteration of the loop, where the optimizer's step is not its end."""
         self.explicit = True
         self.recorder.begin()
+        self._begun()
         yield
         self._ended()
+
+    def _begun(self) -> None:
+        """What lies there is told when an iteration begins."""
+        for mark in self.held:
+            mark.begins()
+
+    def _watch_memory(self) -> None:
+        """Of the last iteration for warming up, which is not the first: the optimizer has its state."""
+        if self.recorder.iteration == self.recorder.warm_up - 1 > 0:
+            self.watch = Watch(self.recorder)
+            self.watch.start()
+            self.recorder.begin()
+        elif self.watch is not None:
+            marks = [self.loss, *(mark for model in self.models for mark in model.marks)]
+            self.held = told_lives(self.recorder, self.watch.stop(), marks, self.update)
+            self.watch = None
+            self.recorder.begin()
 
     def attach(self, model: nn.Module) -> None:
         """Marks a model, once. One that is called is found by itself."""
@@ -133,7 +157,7 @@ class Profile:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.times:
-            self.recorder.mark(UPDATE)
+            self.update()
         if self.leader is None:
             self.leader = id(optimizer)
         if not self.explicit and self.leader == id(optimizer):
@@ -141,6 +165,9 @@ class Profile:
 
     def _ended(self) -> None:
         self.recorder.end()
+        if not self.times and self.memory:
+            self._watch_memory()
+        self._begun()
         if self.models:
             self.looking.remove()  # a hook of every module is dear; after an iteration all models are known
 
@@ -151,7 +178,7 @@ class Profile:
         before = torch.autograd.backward
 
         def backward(*args: Any, **options: Any) -> None:  # noqa: ANN401 - autograd's own
-            self.recorder.mark(LOSS)
+            self.loss()
             for one in self.models:
                 one.backward = True
             try:

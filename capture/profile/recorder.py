@@ -112,16 +112,18 @@ class Recorder:
         return [event for event in mine if not 0 <= event[3] < self.warm_up]
 
     def close(self) -> None:
-        """Writes the rest. A file that holds nothing is taken away again."""
+        """Writes the rest. A file without an iteration is taken away again."""
         if self.file is None:
             return
         until = time.monotonic() + PATIENCE_S
         while self.under_way and time.monotonic() < until:
             time.sleep(POLL_S)
+        whole = [event for event in self.events if event[3] < self.iteration]
+        self.events[:] = whole  # nothing of an iteration that has not ended
         self.flush()
         if os.getpid() == self.pid:
             os.close(self.file)
-            if not self.header_written:
+            if not self.written:
                 self.path.unlink(missing_ok=True)
         self.file = None
 

@@ -87,7 +87,8 @@ def _of_tensors(
     """Bytes allocated at the start and freed at the end of each operation [M], by tensors whose bytes are known."""
     alloc, free = np.zeros(len(ops)), np.zeros(len(ops))
     computes = dfg.op[ops] == OPS.index(Op.COMPUTE)
-    makes = np.flatnonzero(computes & (dfg.nbytes[ops] > 0))
+    travels = np.isin(dfg.tensor[ops], dfg.tensor[ops[dfg.is_op(Op.IN)[ops]]]) & (dfg.tensor[ops] >= 0)
+    makes = np.flatnonzero(computes & (dfg.nbytes[ops] > 0) & ~travels)  # buckets stay: a copy into one makes nothing
     if not len(makes):
         return alloc, free
     node = dfg.node[ops]

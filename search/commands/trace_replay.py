@@ -113,7 +113,7 @@ def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, paused: TraceRep
         pauses = f"{paused.mean_error:+.2%} with the pauses of threads that launch, as of Python"
         lines.append(f"pauses    {_spread(paused.replayed_s)}: {pauses}")
     if shown.peak_bytes.any():
-        lines.append(_memory(shown))
+        lines.append(_memory(dfg, shown))
     lines += ["", f"iteration {shown.number}:", critical_table(critical_path(timeline), timeline.span_s)]
     lines += [breakdown_table(breakdown(timeline), names), straggler_table(stragglers(timeline), names)]
     for note in dfg.notices[:NOTES]:
@@ -122,12 +122,18 @@ def _text(dfg: GlobalDfg, done: TraceReplay, bare: TraceReplay, paused: TraceRep
     return "\n".join(lines) + "\n"
 
 
-def _memory(shown: Iteration) -> str:
-    peak, sampled = float(shown.peak_bytes.max()), shown.sampled_bytes
+def _memory(dfg: GlobalDfg, shown: Iteration) -> str:
+    """The peak beside that of samples: of the iteration, else of one that was only watched for them."""
+    peak, sampled, where = float(shown.peak_bytes.max()), shown.sampled_bytes, ""
+    if np.isnan(sampled).all():
+        sampled, where = (
+            np.array([np.fmax.reduce(held, initial=np.nan) for _, held in dfg.memory]),
+            " in another iteration",
+        )
     if np.isnan(sampled).all():
         return f"memory    {format_bytes(peak)} at most, of tensors whose size is known"
     most = float(np.nanmax(sampled))
-    return f"memory    {format_bytes(peak)} at most, sampled {format_bytes(most)}: {peak / most - 1.0:+.2%}"
+    return f"memory    {format_bytes(peak)} at most, sampled {format_bytes(most)}{where}: {peak / most - 1.0:+.2%}"
 
 
 def _spread(seconds: np.ndarray) -> str:

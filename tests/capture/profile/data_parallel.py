@@ -37,6 +37,7 @@ def sums(folder: Path, rank: int) -> dict[str, list[float]]:
         flat = torch.arange(size, dtype=torch.float32) * (rank + 1)
         Ring(part_bytes=part).all_reduce(flat, bucket, recorder)
         found[f"{size} {part}"] = flat.tolist()
+    recorder.end()
     recorder.close()
     return found
 

@@ -38,7 +38,7 @@ def test_a_process_that_trains_alone_is_recorded_and_its_overhead_told(tmp_path,
     (rank,) = told["ranks"]
     assert rank["iterations"] == STEPS - WARM
     assert iterations(tmp_path / "new" / "rank0.jsonl") == [*range(WARM, STEPS)]
-    assert rank["events"] == {"FW": 4 * 5, "BW": 4 * 5, "UPD": 5, "ITER": 5}  # its three modules and the loss
+    assert rank["events"] == {"FW": 4 * 5, "BW": 4 * 5, "UPD": 5, "ITER": 5, "COMP": 15}  # three modules and the loss
     assert told["overhead"] == pytest.approx(told["iteration_s"] / told["plain_iteration_s"] - 1.0)
     assert [*os.listdir(tmp_path / "new")] == ["rank0.jsonl"]
     assert main(["trace", "import", str(tmp_path / "new" / "rank0.jsonl")]) == 0
