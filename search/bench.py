@@ -332,6 +332,13 @@ def _measured_traces(what: str) -> float:
     return measure()
 
 
+def _tuned(off: str = "") -> float:
+    """A case of search/bench_tune.py."""
+    from search.bench_tune import tune_s
+
+    return tune_s(off)
+
+
 def _cases() -> Iterator[Case]:
     for name in SPACES:
         yield Case(
@@ -353,6 +360,9 @@ def _cases() -> Iterator[Case]:
     rate = partial(_measured_traces, "trace_replay_events_per_s")
     yield Case(name="trace_replay_events_per_s", unit="1/s", better="higher", measure=rate)
     yield Case(name="align_s", unit="s", better="lower", measure=partial(_measured_traces, "align_s"))
+    yield Case(name="tune_s", unit="s", better="lower", measure=_tuned)
+    for off in ("coarse", "partial", "symmetry"):
+        yield Case(name=f"tune_s.without_{off}", unit="s", better="lower", measure=partial(_tuned, off))
     yield Case(name="scaling_2_workers", unit="1", better="higher", measure=_scaling_2_workers)
     yield Case(name="optuna_speedup", unit="1", better="higher", measure=_optuna_speedup)
     for name, trials in SAMPLED.items():
