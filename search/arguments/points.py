@@ -54,5 +54,10 @@ def add(commands: Commands) -> None:
     replay.add_argument("--top", type=whole, metavar="K", help="finalists beside the marked and named ones (default 3)")
     replay.add_argument("--trace", metavar="DIR", help="traces for ui.perfetto.dev go there (default: into the run)")
     replay.add_argument("--no-trace", action="store_true", help="write no traces")
+    replay.add_argument(
+        "--tune",
+        action="store_true",
+        help="refine the fastest on its replayed step: fused kernels, gradient buckets, pieces of overlapped traffic",
+    )
     for parser in (estimate, compare, schedules, why, replay):
         add_set(parser)

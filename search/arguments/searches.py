@@ -40,5 +40,11 @@ def add(commands: Commands) -> None:
             metavar="K",
             help="finalists replayed beside the best and the named ones (default 3; 0: none at all)",
         )
+        parser.add_argument(
+            "--tune",
+            action="store_true",
+            help="refine the fastest finalists on their replayed steps: fused kernels, gradient buckets, pieces of "
+            "overlapped traffic",
+        )
     runs = commands.add("runs", "runs", "list runs, newest first")
     runs.add_argument("directory", nargs="?", default="runs", metavar="DIR", help="default: runs")

@@ -23,16 +23,18 @@ from search.commands.outcome import json_replays, read_replays, replay_lines
 from search.commands.page import write_report
 from search.commands.point import model_line, work_line
 from search.commands.progress import watching
+from search.commands.refined import refined_lines
 from search.commands.rows import json_rows
 from search.commands.runs import find_batch, find_run, space_of
 from search.commands.served import launch_one, resume_one
 from search.commands.why import closest_lines, closest_remedies, counts_line
 from search.fold import folded
-from search.launch import Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
+from search.launch import REPLAYED_TASKS, Interrupted, LaunchOptions, NothingFeasible, Progress, launch, resume
 from search.pool import PoolError
 from search.served import answers, load_served
 from search.space import Space, load_space, shipped_spaces
 from search.trials import closest_of
+from search.tuner.finalists import refine_finalists
 
 __all__ = ["run", "run_resume"]
 
@@ -43,10 +45,14 @@ TOKENS = "14.8e12"
 
 def run(args: argparse.Namespace) -> int:
     """Searches a space, or several one after the other (launch_many.py). All are read before the first starts."""
+    if args.tune and not args.replay:
+        raise ValueError("--tune refines finalists that are replayed, but --replay 0 replays none; leave one out")
     asked = {"sampler": args.sampler, "trials": args.trials, "seconds": args.seconds}
     overrides = [*args.overrides, *(f"search.{name}={value}" for name, value in asked.items() if value is not None)]
     options = _options(args)
     names = _spaces(args.spaces)
+    if args.tune and len(names) > 1:
+        raise ValueError(f"--tune refines the finalists of one space, but {len(names)} are given; launch them apart")
     of_requests = [name for name in names if answers(name, args.overrides)]
     if len(names) == 1 and of_requests:
         return _launch_served(args, names[0], asked, options)
@@ -75,6 +81,8 @@ def _launch_served(
     args: argparse.Namespace, name: str, asked: Mapping[str, object], options: LaunchOptions
 ) -> int:  # fmt: skip
     """A space of requests: every deployment is priced, so that no option of a sampler has a meaning."""
+    if args.tune:
+        raise ValueError(f"--tune refines training steps, but {name} answers requests; leave it out")
     given = [
         f"--{word}" for word, value in {**asked, "seed": args.seed, "warm": args.warm}.items() if value is not None
     ]
@@ -149,6 +157,9 @@ def _finish(args: argparse.Namespace, space: Space, work: Callable[[Progress], R
         return _nothing(args, space, error.run, error.closest)
     if not len(folder.read_front()):  # resumed after it had ended so
         return _nothing(args, space, folder.path, closest_of(folder, space))
+    if args.tune:
+        with folder:
+            refine_finalists(folder, space, max_tasks=REPLAYED_TASKS, tell=tell)
     write_report(folder, space)
     _ended(args, space, folder)
     return 0
@@ -191,6 +202,7 @@ def _in_short(space: Space) -> str:
 
 def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
     front, reference, manifest = folder.read_front(), folder.read_reference(), folder.manifest
+    tuned = manifest.get("tuned", []) if args.tune else []
     objectives = [objective.column for objective in space.objectives]
     order, marks = ranked(front, objectives)
     replays, damage = read_replays(folder)
@@ -202,6 +214,7 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
         f"{len(shown)} of {len(front)} points of the front, from end to end",
         *replay_lines(rows),
         *damage,
+        *refined_lines(tuned, f"{shlex.quote(str(folder.path))}:{{name}}"),
         "",
     ]
     lines += hanging("candidates: ", counts_line(manifest["counts"], space.open_axes))
@@ -219,6 +232,7 @@ def _ended(args: argparse.Namespace, space: Space, folder: RunFolder) -> None:
         "rows": json_rows(front, space.model),
         "reference": json_rows(reference, space.model),
         "replays": json_replays(folder, rows),
+        "tuned": tuned,
     }
     answer(args, text="\n".join(lines) + "\n", data=data)
 

@@ -19,11 +19,14 @@ from search.commands.answer import NOTHING_FEASIBLE, answer, tell
 from search.commands.estimate import headline
 from search.commands.outcome import beside, detail, finalist_lines, json_detail, json_replay, json_replays, points_of
 from search.commands.point import Point, read_point, read_row, split_run
+from search.commands.refined import refined_lines
 from search.commands.remedies import remedies
 from search.commands.rows import summary
 from search.commands.runs import find_run, space_of
 from search.finalists import MORE, Finalist, finalists, key_of, name_of, replayable
 from search.replays import Replayed, check_traces, known_rows, replay_finalists, replay_point, subject_of, trace_name
+from search.tuner.finalists import refine_finalists, refined_row
+from search.tuner.step import refine
 
 __all__ = ["run"]
 
@@ -76,17 +79,22 @@ def _replay_run(args: argparse.Namespace, folder: RunFolder) -> int:
     rows = [row for row in rows if key_of(row) in points]
     lines = finalist_lines(rows, points)
     shown: dict[str, Any] | None = None
+    tuned: list[dict[str, Any]] = []
     if best is not None and best.step is not None:
         row = name_of(best.row)
         lines += ["", *hanging(f"the fastest, {row}: ", summary(points[key_of(best.row)])), "", detail(best.step)]
+        if args.tune:
+            with folder:
+                tuned = refine_finalists(folder, space, tell=tell)
         lines += [
             *_opening(traces),
+            *refined_lines(tuned, f"{name}:{{name}}"),
             "next:",
             f"  search estimate {name}:{row}",
             f"  search show {name} --tables replays",
         ]
         shown = {"id": best.row["id"], "name": best.row["name"], **json_detail(best.step)}
-    data = {"run": str(folder.path), "rows": json_replays(folder, rows), "best": shown}
+    data = {"run": str(folder.path), "rows": json_replays(folder, rows), "best": shown, "tuned": tuned}
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
 
@@ -131,6 +139,12 @@ def _replay_point(args: argparse.Namespace) -> int:
     lines += hanging("", done.row["note"]) if done.row["note"] else []
     lines += _opening(Path(done.row["trace"]) if done.row["trace"] else None)
     data = {"name": point.name, "model": point.model.name, **json_replay(done.row, row), **json_detail(done.step)}
+    if args.tune:
+        tell(f"refining {args.config} on its replayed step")
+        found = refine(point.model, point.strategy, point.system, point.workload, step=done.step)
+        data["tuned"] = {"name": point.name, **refined_row(found)}
+        again = shlex.quote(args.config) + ("" if args.reference is None else f" --reference {args.reference}")
+        lines += refined_lines([data["tuned"]], again)
     answer(args, text="\n".join(lines) + "\n", data=data)
     return 0
 
