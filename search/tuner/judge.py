@@ -4,8 +4,8 @@ The quick judge replays each bucket's communication alone (sync.py) and puts it 
 worker computes is a chain, and buckets leave one after the other, so ends are sums and running maxima. Parameter
 servers with many buckets under way push and pull parts as two queues. That is exact on a ring, and on servers where all
 workers are alike; where they are not, the parts of one worker queue behind all of another's, so every candidate is
-replayed. A tree's next bucket counts as begun once all workers have the last: too long, by up to 5 %. A full replay
-decides at the end of each round.
+replayed. A tree's next bucket counts as begun once all workers have the last: too long, by up to 5 %. What transfers
+take of their workers' compute, where that was measured, a full replay alone knows; it decides at the end of each round.
 
 Letters: W workers, E elements, P groups of joined elements, B buckets.
 """
