@@ -70,7 +70,8 @@ class Replayed:
     """The same job replayed, over what it took: with its clocks put off and with them aligned again.
 
     plain: size / bandwidth, NaN where transfers seem to take no time. clock_s: the largest distance of an aligned clock
-    from the truth.
+    from the truth. memory_error: of the most bytes that a rank holds, over what its allocator had handed out; NaN where
+    the recording does not tell.
     """
 
     measured_s: float
@@ -79,13 +80,14 @@ class Replayed:
     off_plain_error: float
     aligned_plain_error: float
     clock_s: float
+    memory_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
     """Configurations that ran in turn: [N] median seconds of an iteration of each round, by name. load: of each round.
 
-    recorded: the graph of the first configuration's first round.
+    recorded: the graph of the first configuration, of the round in the middle.
     """
 
     run_s: dict[str, np.ndarray]
@@ -177,17 +179,18 @@ def contest(
     """Runs configurations in turn, round by round. ValueError where a rank fails."""
     named = [Case(name=name, setup=setup, bits_per_s=bits_per_s, change=Change()) for name, setup in setups.items()]
     found: dict[str, list[float]] = {name: [] for name in setups}
-    load, recorded = [], None
+    load, graphs = list[float](), list[GlobalDfg]()
     with Network(ranks, bits_per_s) as network:
         for number in range(rounds):
             load.append(_load())
             for name, done in _round(network, named, folder / f"round{number}", tell):
                 graph = _graph(done.traces)
-                recorded = recorded or graph
+                if name == named[0].name:
+                    graphs.append(graph)
                 found[name].append(float(np.median(graph.iteration_s())))
-    assert recorded is not None
+    middle = int(np.argsort(found[named[0].name], kind="stable")[(rounds - 1) // 2])
     return Contest(
-        run_s={name: np.array(seconds) for name, seconds in found.items()}, load=tuple(load), recorded=recorded
+        run_s={name: np.array(seconds) for name, seconds in found.items()}, load=tuple(load), recorded=graphs[middle]
     )
 
 
@@ -246,10 +249,20 @@ def replayed(traces: Sequence[RankTrace]) -> Replayed:
     found = align(off, same_machine=False)
     aligned = moved(off, found)
     took = float(truth.iteration_s().mean())
+    held = np.max([one.peak_bytes for one in replay_trace(truth).iterations], axis=0)
     errors = []
     for graph in (_graph(off), _graph(aligned)):
         errors.append((float(replay_trace(graph).replayed_s.mean()) / took - 1.0, _plain_s(graph) / took - 1.0))
     return Replayed(
         measured_s=took, off_error=errors[0][0], aligned_error=errors[1][0], off_plain_error=errors[0][1],
         aligned_plain_error=errors[1][1], clock_s=float(np.abs(found.offset_s + offset_s - offset_s[0]).max()),
+        memory_error=_furthest(held, np.array([trace.memory_bytes.max(initial=0.0) for trace in traces])),
     )  # fmt: skip
+
+
+def _furthest(held: np.ndarray, sampled: np.ndarray) -> float:
+    """The largest error of any rank, with its sign."""
+    if not (held > 0.0).all() or not (sampled > 0.0).all():
+        return float("nan")
+    errors = held / sampled - 1.0
+    return float(errors[np.argmax(np.abs(errors))])

@@ -33,9 +33,14 @@ def run(args: argparse.Namespace) -> int:
     require_installed("search trace testbed", "cvxpy", extra="align")
     if args.output is not None:
         check_writable(args, args.output)
+    if args.ranks < 2:
+        raise ValueError(f"--ranks must be at least 2, for one has nothing to synchronise, but is {args.ranks}")
+    kept = None if args.keep is None else Path(args.keep)
+    if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
+        raise ValueError(f"--keep must name a new or empty folder, but {args.keep} is not; give another")
     base = Setup(model=args.model, steps=args.steps)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
-        folder = Path(scratch if args.keep is None else args.keep)
+        folder = kept or Path(scratch)
         text, data = (_tuned if args.tune else _predicted)(args, base, folder)
     answer(args, text=text, data=data)
     return 0
@@ -49,9 +54,9 @@ def _predicted(args: argparse.Namespace, base: Setup, folder: Path) -> tuple[str
 
 
 def _tuned(args: argparse.Namespace, base: Setup, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Records once, tunes what that tells, and runs the plan and the defaults in turn."""
+    """Records, tunes what the recording in the middle tells, and runs the plan and the defaults in turn."""
     how: dict[str, Any] = {"ranks": args.ranks, "bits_per_s": args.rate, "tell": tell}
-    recorded = contest({"as recorded": base}, folder=folder / "recorded", rounds=1, **how).recorded
+    recorded = contest({"as recorded": base}, folder=folder / "recorded", rounds=args.rounds, **how).recorded
     named = {one.name: one for one in contenders(recorded, base)}
     found = contest({name: one.setup for name, one in named.items()}, folder=folder / "runs", rounds=args.rounds, **how)
     took = {name: float(np.median(seconds)) for name, seconds in found.run_s.items()}
@@ -109,6 +114,8 @@ def _text(found: Report) -> str:
         f"with clocks aligned to {same.clock_s * 1e6:.0f} us: {same.aligned_error:+.2%} (size / bandwidth "
         f"{same.aligned_plain_error:+.1%})",
     ]
+    if np.isfinite(same.memory_error):
+        lines.append(f"the replay's peak of memory is {same.memory_error:+.2%} from what the allocator had handed out")
     lines += _notes(found.ranks, found.load)
     return "\n".join(lines) + "\n"
 
@@ -124,7 +131,8 @@ def _data(found: Report) -> dict[str, Any]:
         "load_per_core": list(found.load), "worst_error": found.worst_error,
         "replay": {
             "measured_s": same.measured_s, "off_error": same.off_error, "aligned_error": same.aligned_error,
-            "off_size_over_bandwidth_error": same.off_plain_error, "clock_error_s": same.clock_s,
+            "memory_error": same.memory_error, "off_size_over_bandwidth_error": same.off_plain_error,
+            "clock_error_s": same.clock_s,
             "aligned_size_over_bandwidth_error": same.aligned_plain_error,
         },
         "cases": [_case(one) for one in found.outcomes],

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from capture.profile.memory import allocated
 from capture.testbed.experiment import cases, experiment, replayed, shifted
 from capture.testbed.job import run
 from capture.testbed.network import no_network
@@ -62,6 +63,12 @@ def test_clocks_that_are_put_off_are_found_again_and_the_job_replays_to_what_it_
     assert same.clock_s < 1e-3
     assert abs(same.aligned_error) < 0.005
     assert abs(same.off_error) > 5 * abs(same.aligned_error)
+
+
+def test_the_replay_holds_as_much_as_the_allocator_had_handed_out(report):
+    if allocated() is None:
+        pytest.skip("not a GPU, nor a C library that tells what it has allocated")
+    assert abs(report[0].replayed.memory_error) < 0.05  # what was to be reached
 
 
 def test_what_the_trace_says_of_the_link_is_what_it_was_limited_to(pair, tmp_path, quiet):
@@ -132,6 +139,18 @@ def test_without_root_the_command_says_so_in_one_line(monkeypatch, capsys):
 def test_a_rate_that_is_none_is_refused(rate, capsys):
     assert main(["trace", "testbed", "--rate", rate]) == 2
     assert f"must be 1mbit to 100gbit, such as 400mbit, but got {rate!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ranks", "1"], "--ranks must be at least 2, for one has nothing to synchronise, but is 1"),
+        (["--keep", "."], "--keep must name a new or empty folder, but . is not; give another"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_does(options, words, may_network, capsys):
+    assert main(["trace", "testbed", *options]) == 2
+    assert capsys.readouterr().err.strip() == f"search: {words}"
 
 
 def test_the_command_tells_what_it_found(report, monkeypatch, capsys):
