@@ -28,9 +28,9 @@ def common(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def _ended(trace: RankTrace) -> np.ndarray:
     """Iterations with a mark; where a trace has none, all but its last."""
-    marked = trace.iteration[trace.kind == CODE[Kind.ITERATION]]
-    numbers = np.unique(trace.iteration[trace.iteration >= 0])
-    return np.unique(marked) if len(marked) else numbers[:-1]
+    inside = trace.iteration >= 0
+    marked = trace.iteration[inside & (trace.kind == CODE[Kind.ITERATION])]
+    return np.unique(marked) if len(marked) else np.unique(trace.iteration[inside])[:-1]
 
 
 def _of(trace: RankTrace, shared: set[int], most: int) -> RankTrace:

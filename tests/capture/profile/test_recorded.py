@@ -13,7 +13,9 @@ import torch
 
 from capture.align import align, moved
 from capture.profile import apply_plan
+from capture.profile.probe import PINGS
 from capture.profile.synchroniser import _Bucket
+from capture.traces.common import common
 from capture.traces.dfg import build
 from capture.traces.pairing import pair
 from capture.traces.recognise import read_all
@@ -193,6 +195,24 @@ def test_buckets_of_a_recording_can_be_cut_anew(job, name):
     assert np.all(predict(dfg, Change(bucket_bytes=1e9)).seconds > 0.0)
     serves = name.startswith("server")
     assert link_of(dfg)[1] is (Topology.PARAMETER_SERVER if serves else Topology.RING)
+
+
+def test_iterations_that_some_rank_lacks_are_left_out_where_asked(job, tmp_path):
+    paths = [tmp_path / f"rank{rank}.jsonl" for rank in range(WORLD)]
+    for rank, path in enumerate(paths):
+        texts = (job / "ring" / path.name).read_text().splitlines(keepends=True)
+        last = f'"it":{STEPS - 1},' if rank else "nothing"
+        path.write_text("".join(text for text in texts if last not in text))
+    with pytest.raises(ValueError, match="must have its other end on rank 1"):
+        pair(read_all(paths))
+    left = common(read_all(paths))
+    pings, whole = 4 * PINGS, pair(traces(job, "ring")).num_transfers
+    kept = (whole - pings) * (STEPS - WARM - 1) // (STEPS - WARM)
+    assert pair(left).num_transfers == pings + kept
+    assert len(replay_trace(build(left)).iterations) == STEPS - WARM - 1
+    assert left[0].notices == (f"{STEPS - WARM - 1} of {STEPS - WARM} iterations, those that all ranks have",)
+    with pytest.raises(ValueError, match="must have an iteration in common, but rank 1 ended 0"):
+        common([left[0], replace(left[1], iteration=np.full(len(left[1]), -1))])
 
 
 def test_collectives_with_a_transaction_pair_by_it_and_not_by_their_ends(job):
