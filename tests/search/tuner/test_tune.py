@@ -11,8 +11,10 @@ import pytest
 from capture.traces.records import Topology
 from capture.traces.what_if import Change
 from estimator.tuning import plan_text, read_plan
+from search.tuner.climb import climb
 from search.tuner.decisions import Decisions, fusible
 from search.tuner.judge import Judge, SpeedUps
+from search.tuner.passes import known_passes
 from search.tuner.planned import decided
 from search.tuner.subject import sized_subject
 from search.tuner.tune import DRIVERS, Options, chosen_passes, plan_row, tune
@@ -55,6 +57,16 @@ def test_no_driver_is_ever_slower_than_a_default(driver, topology):
         assert len(found.rows) >= 3
         assert all(found.best.mean_s <= row.mean_s for row in found.rows if not row.layered)
         assert found.plan.after.seconds <= found.plan.before.seconds
+
+
+def test_a_judge_that_lies_leads_to_nothing_worse_than_the_start(monkeypatch):
+    made = job(4, layers=8)
+    passes = [known_passes()[name] for name in ("op_fusion", "tensor_fusion")]
+    for rate in (1e8, 1e10):
+        judge = Judge(subject(made, wire(rate=rate)), SpeedUps(coarse=False))
+        start = tune(judge.subject, Options()).best.decisions
+        monkeypatch.setattr(judge, "seconds", lambda decisions: -float(decisions.tensors.sum()))  # the more the better
+        assert judge.replayed(climb(judge, start, passes)).seconds <= judge.replayed(start).seconds
 
 
 def test_the_same_seed_finds_the_same_plan():
