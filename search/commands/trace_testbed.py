@@ -110,14 +110,18 @@ def _text(found: Report) -> str:
         *columns(["configuration", "run", "rounds differ", "predicted", "error", "size / bandwidth"], rows),
         "",
         f"what was not recorded is predicted to within {abs(found.worst_error):.1%}",
-        f"replayed with clocks 50 ms off: {same.off_error:+.1%} (size / bandwidth {same.off_plain_error:+.1%})",
+        f"replayed with clocks 50 ms off: {same.off_error:+.1%} (size / bandwidth {_known(same.off_plain_error)})",
         f"with clocks aligned to {same.clock_s * 1e6:.0f} us: {same.aligned_error:+.2%} (size / bandwidth "
-        f"{same.aligned_plain_error:+.1%})",
+        f"{_known(same.aligned_plain_error)})",
     ]
     if np.isfinite(same.memory_error):
         lines.append(f"the replay's peak of memory is {same.memory_error:+.2%} from what the allocator had handed out")
     lines += _notes(found.ranks, found.load)
     return "\n".join(lines) + "\n"
+
+
+def _known(error: float) -> str:
+    return f"{error:+.1%}" if np.isfinite(error) else "cannot tell"
 
 
 def _median(seconds: np.ndarray) -> str:
