@@ -11,6 +11,7 @@ from estimator.detail.step import replay_step
 from estimator.strategy import Fusion
 from search.cli import main
 from search.space import load_space
+from search.tuner import step
 from search.tuner.step import changes, refine
 
 
@@ -43,6 +44,14 @@ def test_a_refined_step_is_faster_by_its_replay_and_only_by_what_it_says(space, 
     assert all(getattr(found.after, name) == getattr(point, name) for name in kept)
     twice = refine(space.model, found.after, system, space.workload)
     assert twice.gain == pytest.approx(0.0, abs=2e-3)  # what is refined has little left
+
+
+def test_what_is_slower_by_its_replay_is_never_taken(space, point, monkeypatch):
+    (system,) = space.systems
+    monkeypatch.setattr(step._Refiner, "_replayed", lambda self, strategy: 1.0 if strategy is point else 2.0)
+    found = refine(space.model, point, system, space.workload)
+    assert found.after == point
+    assert found.gain == 0.0
 
 
 def test_what_cannot_be_replayed_is_refused(space, point):
