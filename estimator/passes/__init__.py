@@ -18,7 +18,7 @@ from estimator.passes.capture import capture
 from estimator.passes.collectives import insert_collectives
 from estimator.passes.differentiate import differentiate
 from estimator.passes.fuse import After, fuse
-from estimator.passes.precision import insert_quantization, remake_activations
+from estimator.passes.precision import insert_quantization, narrow_gathers, remake_activations
 from estimator.passes.recompute import recompute
 from estimator.passes.shard import shard
 from estimator.passes.shared import run_beside
@@ -106,6 +106,8 @@ PASSES: tuple[Pass, ...] = (
          reads=("shared_expert_overlap",)),
     Pass(name="gradients", stage=_OPTIMISE, about="backward of every op, and the duals of collectives",
          run=lambda graph, by: differentiate(graph) if graph.phase == TRAIN else graph),
+    Pass(name="gathers", stage=_OPTIMISE, about="gathers in the format of the products that read them",
+         run=lambda graph, by: narrow_gathers(graph, by.recipe), reads=("precision",)),
     Pass(name="remake", stage=_OPTIMISE, about="activations that a recipe forms again in backward",
          run=lambda graph, by: remake_activations(graph, by.recipe) if graph.phase == TRAIN else graph,
          reads=("precision",)),

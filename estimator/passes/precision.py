@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from estimator.graph import Block, OpGraph
-from estimator.op import Op, OpKind, Phase
+from estimator.op import Op, OpKind, Phase, Traffic
 from estimator.precision import PrecisionRecipe, Role
 
-__all__ = ["insert_quantization", "remake_activations"]
+__all__ = ["insert_quantization", "narrow_gathers", "remake_activations"]
 
 GEMMS = frozenset({OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.BLOCK_MATMUL})
 
@@ -37,6 +37,26 @@ def _with_casts(block: Block, recipe: PrecisionRecipe) -> Iterator[Op]:
                     modules=op.modules, passes=recipe.cast_passes,
                 )  # fmt: skip
         yield op
+
+
+def narrow_gathers(graph: OpGraph, recipe: PrecisionRecipe) -> OpGraph:
+    """Tensor-parallel gathers of what linear layers read travel in the format of their products, scales included.
+
+    Each rank casts the rows that it has, ahead of the gather: so do Transformer Engine's column-parallel layers with
+    inputs and its row-parallel ones with gradients (all-gather of quantized tensors), and torchao's Float8Colwise-
+    Parallel. Reductions stay as wide as activations.
+    """
+    share = recipe.nbytes(Role.LINEAR_INPUT) / recipe.activation.nbytes
+    return graph if share >= 1.0 else graph.map(lambda block: _with_narrow_gathers(block, share))
+
+
+def _with_narrow_gathers(block: Block, share: float) -> Block:
+    linear = {op.name for op in block.ops if op.kind is OpKind.MATMUL and op.role is Role.LINEAR_INPUT}
+    return block.with_ops(tuple(
+        op.but(payload=op.payload * share)
+        if op.collective is Traffic.ALL_GATHER and op.partners and linear.issuperset(op.partners) else op
+        for op in block.ops
+    ))  # fmt: skip
 
 
 def remake_activations(graph: OpGraph, recipe: PrecisionRecipe) -> OpGraph:

@@ -11,7 +11,7 @@ from estimator.cost.table import Base
 from estimator.cost.work import work
 from estimator.detail.step import replay_step
 from estimator.graph import BlockKind
-from estimator.op import OpKind, Phase
+from estimator.op import Group, OpKind, Phase, Traffic
 from estimator.precision import RECIPES, Role, apart, recipe
 from estimator.step import evaluate
 from estimator.strategy import Strategy
@@ -234,3 +234,27 @@ def test_a_replay_agrees_with_the_estimate(name):
     assert replayed.error == pytest.approx(0.0, abs=0.02)  # hops of a small model wait a little differently
     told = max(sum(stage.memory.values()) for stage in replayed.estimate.stages)
     assert max(replayed.peak_memory_bytes) == pytest.approx(told, rel=0.02)  # both peaks at once
+
+
+@pytest.mark.parametrize(("name", "share"), [("fp8", 0.5), ("mxfp8", 0.515625), ("nvfp4", 0.85 * 0.28125 + 0.15)])
+def test_gathers_of_what_linear_layers_read_travel_in_their_format_and_reductions_in_bf16(name, share):
+    scattered = Strategy(tp=8, sequence_parallel=True)
+    for kind in (BlockKind.DENSE, BlockKind.HEAD):
+        half = {op.name: op for op in block(LLAMA, kind, scattered).ops if op.collective}
+        narrow = {op.name: op for op in block(LLAMA, kind, replace(scattered, precision=name)).ops if op.collective}
+        assert narrow.keys() == half.keys()
+        told = {key: float(narrow[key].payload / op.payload) for key, op in half.items() if op.group is Group.TP}
+        gathers = {key for key, op in half.items() if op.partners and op.collective is Traffic.ALL_GATHER}
+        assert len(gathers) == {BlockKind.DENSE: 6, BlockKind.HEAD: 2}[kind]
+        linear = gathers if kind is BlockKind.DENSE else set()  # the head multiplies in bf16
+        assert told == {key: pytest.approx(share if key in linear else 1.0) for key in told}
+
+
+def test_narrow_gathers_take_less_time_and_replicated_activations_are_reduced_as_before():
+    scattered, replicated = Strategy(tp=8, sequence_parallel=True), Strategy(tp=8)
+    took = {
+        (s.sequence_parallel, name): base(WIDE, BlockKind.DENSE, Base.F_TP0, replace(s, precision=name))
+        for s in (scattered, replicated) for name in ("bf16", "fp8")
+    }  # fmt: skip
+    assert took[True, "fp8"] < took[True, "bf16"]
+    assert took[False, "fp8"] == took[False, "bf16"]
