@@ -55,7 +55,7 @@ from estimator.memory import (
     static_bytes,
 )
 from estimator.span import alone_passes, in_flight_peak, owed_peak, scratch_rows
-from estimator.span_codes import DUALPIPE, holds_pairs
+from estimator.span_codes import DUALPIPE, holds_pairs, splits_backward
 from estimator.span_program import program_rows
 
 __all__ = ["Out", "Rows", "compose_rows", "fixed_bytes", "staging_bytes"]
@@ -122,7 +122,7 @@ ITEM_BUCKETS, ITEM_EXCHANGE, ITEM_WORK = int(Item.BUCKETS), int(Item.EXCHANGE_BU
 ITEM_ACTIVATIONS, ITEM_LOGITS = int(Item.ACTIVATIONS), int(Item.LOGITS)
 F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
 B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST", "B_CP", "B_TP0", "B_EP0"))
-W_COMP, W_HOST, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.TILE_S)
+W_COMP, W_HOST, B_BESIDE_W, B_TILE = int(Base.W_COMP), int(Base.W_HOST), int(Base.B_BESIDE_W), int(Base.TILE_S)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
 R_FLOPS, R_TILE = int(Again.FLOPS), int(Again.TILE_S)
 (O_STEP, O_PEAK, O_DEVICE, O_HOSTED, O_PIPE, O_FWD, O_BWD, O_REC, O_TP, O_CP, O_EP, O_PP, O_DP, O_OFFLOAD, O_HOST,
@@ -306,6 +306,7 @@ def compose_rows(t: Tables, rows: Rows, gate: bool, out: np.ndarray, items: np.n
             waits,
             offloads,
             made.turn,
+            code,
         )
         out[i, O_RFLOPS] = _recompute_flops(place, layers, choice, again) * m / p
         if i == out.shape[0] - 1:
@@ -327,7 +328,7 @@ def _alone_seconds(rank, place, alone, seconds):
 @kernel
 def _explain_rank(
     out, rank, place, layers, choice, base, again, tp, ep, pp, hop, coupled, each, seconds, alone, exposed,
-    waits, offloads, turn,
+    waits, offloads, turn, code,
 ):  # fmt: skip
     """Split the seconds of one rank by cause; what is left of its pipeline time is the bubble."""
     for col in range(O_FWD, O_OPT):
@@ -353,6 +354,8 @@ def _explain_rank(
             out[O_FWD] += n * x[F_COMP]
             out[O_BWD] += n * (x[B_COMP] + x[W_COMP])
             out[O_TP] += n * (x[F_TP0 + tp] + x[B_TP0 + tp])
+            if not tp and not splits_backward(code):
+                out[O_TP] += n * x[B_BESIDE_W]
             out[O_EP] += n * (x[F_EP0 + ep] + x[B_EP0 + ep])
             out[O_CP] += n * (x[F_CP] + x[B_CP])
             out[O_HOST] += n * (x[F_HOST] + x[B_HOST] + x[W_HOST])

@@ -78,7 +78,7 @@ def chunk_seconds(once, again, code, ep, keep, overlap_dp, traffic):
     splits = splits_backward(code)
     tb += tr
     if not splits:
-        tb += tw
+        tb += tw + once[7]
         tw = 0.0
     af, ab = tf, tb
     if keep.zero >= 2:

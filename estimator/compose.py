@@ -110,9 +110,10 @@ class Place(NamedTuple):
     leads: np.ndarray
 
 
-ONCE: Final = 7
+ONCE: Final = 8
 """What a chunk takes for one micro-batch: forward, input gradient, weight gradient; what forward and input gradient
-take longer alone; seconds of their expert traffic on the outermost tier."""
+take longer alone; seconds of their expert traffic on the outermost tier; what the two gradients take less (at most 0)
+where they are one pass, for weight gradients run beside reductions of input gradients."""
 AGAIN: Final = 4
 """What recompute adds to it: seconds, seconds longer alone, seconds on the outermost tier. And the bytes kept
 that may go to the host: all but logits, whose backward follows at once."""
@@ -121,7 +122,7 @@ PASSES: Final = 5
 
 F_COMP, F_HOST, F_CP, F_TP0, F_EP0 = (int(Base[n]) for n in ("F_COMP", "F_HOST", "F_CP", "F_TP0", "F_EP0"))
 B_COMP, B_HOST, B_CP, B_TP0, B_EP0 = (int(Base[n]) for n in ("B_COMP", "B_HOST", "B_CP", "B_TP0", "B_EP0"))
-W_COMP, W_HOST = int(Base.W_COMP), int(Base.W_HOST)
+W_COMP, W_HOST, B_BESIDE_W = int(Base.W_COMP), int(Base.W_HOST), int(Base.B_BESIDE_W)
 DENSE, EXPERT = int(Base.DENSE_PARAMS), int(Base.EXPERT_PARAMS)
 R_COMP, R_HOST, R_CP, R_TP0, R_EP0 = (int(Again[n]) for n in ("R_COMP", "R_HOST", "R_CP", "R_TP0", "R_EP0"))
 F_WIRE, B_WIRE, R_WIRE = int(Base.F_WIRE), int(Base.B_WIRE), int(Again.R_WIRE)
@@ -143,6 +144,7 @@ def choose_columns(base, again_all, tp, ep, cols, r):
         cols[4, k] = x[B_EP0] - x[B_EP0 + ep]
         cols[5, k] = x[F_WIRE]
         cols[6, k] = x[B_WIRE]
+        cols[7, k] = 0.0 if tp else x[B_BESIDE_W]
         for c in range(again_all.shape[0]):
             a = again_all[c, k]
             r[c, k, 0] = a[R_COMP] + a[R_HOST] + a[R_CP] + a[R_TP0 + tp] + a[R_EP0 + ep]

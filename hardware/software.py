@@ -27,6 +27,8 @@ class SoftwareSpec:
         attention_share: by chip, achieved share of the half-precision peak of forward and backward of flash attention
             (as ChipSpec.attention_efficiency), where its kernels are older than the chip. A chip's name begins with the
             key.
+        async_tensor_parallel: whether backward of a column-parallel layer reduces its input's gradient while the
+            weight's is computed, and, under sequence parallelism, gathers its input again while the input's is.
         sources: where each comes from, with its date.
     """
 
@@ -34,6 +36,7 @@ class SoftwareSpec:
     dense_layer_s: float = 0.0
     routed_layer_s: float = 0.0
     attention_share: Mapping[str, float] = field(default_factory=dict, hash=False)
+    async_tensor_parallel: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ what they are and by what could hide them, so that an overlap flag picks a colum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -17,13 +17,14 @@ import numpy as np
 from estimator.cost.collective import Linear, collective, outermost_load
 from estimator.cost.host import launch_seconds
 from estimator.cost.lookup import MeasuredTable
-from estimator.cost.overlap import Traffics, added_seconds, beside, cuts, pieces
+from estimator.cost.overlap import Side, Traffics, added_seconds, beside, cuts, pieces, side
 from estimator.cost.price import BACKENDS, Backend, Confidence, Price, by_priority, piece_seconds, price
 from estimator.graph import Block, BlockKind, OpGraph
 from estimator.groups import size_and_stride
 from estimator.op import Array, Group, Op, OpKind, Phase, Tensor, Traffic, larger
 from estimator.optimizers import ITERATIONS, gathered_bytes, is_matrix, iteration, more_state_bytes
 from estimator.passes import recompute
+from estimator.passes.differentiate import weight_gradient_of
 from estimator.passes.shard import CORE_KINDS, is_tensor_parallel
 from estimator.passes.shared import IN, OUT
 from estimator.precision import PrecisionRecipe, Role
@@ -73,6 +74,7 @@ class Base(IntEnum):
     EXPERT_UPDATE_S = 29
     DENSE_LONGEST_S = 30  # of it, for the one matrix that takes longest
     EXPERT_LONGEST_S = 31
+    B_BESIDE_W = 32  # at most 0: what tp traffic of a backward that is not split takes less beside weight gradients
 
 
 class Again(IntEnum):
@@ -169,6 +171,10 @@ class _Pricer:
             out |= {Base(first + i): value for i, value in enumerate(phases[phase].seconds())}
         out[Base.W_COMP], out[Base.W_HOST] = phases[Phase.WEIGHT_GRAD].seconds()[:2]
         out |= self._paired(phases)
+        if self.system.software is not None and self.system.software.async_tensor_parallel:
+            back = phases[Phase.BACKWARD]
+            out[Base.B_TP0] = out[Base.B_TP0] + back.hidden_gathers()
+            out[Base.B_BESIDE_W] = back.hidden_reductions(phases[Phase.WEIGHT_GRAD])
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights
@@ -248,6 +254,7 @@ class _Pricer:
                 if op.partners and not alone:
                     num = pieces(op, chunks)
                     total.add_fused(op, self.traffic_seconds(op, num), num)
+                    total.add_whole(op, self.traffic_seconds(op))
                 continue
             known = priced.get(op.name) if phase is Phase.RECOMPUTE else None
             if known and known.is_part == op.rides:
@@ -363,6 +370,7 @@ class _PhaseSeconds:
         self.compute: Array = 0.0
         self.gemms: dict[str, tuple[Array, Array]] = {}  # their seconds, whole and cut
         self.fused: dict[tuple[str, ...], Traffics] = {}  # of their collectives
+        self.uncut: dict[tuple[Side, tuple[str, ...]], Array] = {}  # the same in one piece
         self.attention: Array = 0.0
         self.flops: Array = 0.0
         self.num_launches = 0
@@ -403,6 +411,27 @@ class _PhaseSeconds:
     def add_fused(self, op: Op, seconds: Array, num: int) -> None:
         """Traffic in `num` pieces beside its partners; collectives of the same partners share them."""
         self.fused[op.partners] = self.fused.get(op.partners, Traffics()).plus(op, seconds, num)
+
+    def add_whole(self, op: Op, seconds: Array) -> None:
+        """Traffic in one piece, by its partners and its side of them."""
+        key = side(op), op.partners
+        self.uncut[key] = self.uncut.get(key, 0.0) + seconds
+
+    def hidden_gathers(self) -> Array:
+        """What gathers for weight gradients take less beside the input gradients of their layer: at most 0."""
+        return self._hidden(Side.WHOLE, self.gemms, lambda name: name)
+
+    def hidden_reductions(self, weights: _PhaseSeconds) -> Array:
+        """What reductions of input gradients take less beside the weight gradients of their layer: at most 0."""
+        return self._hidden(Side.BEHIND, weights.gemms, weight_gradient_of)
+
+    def _hidden(self, where: Side, gemms: Mapping[str, tuple[Array, Array]], named: Callable[[str], str]) -> Array:
+        total: Array = 0.0
+        for (at, names), traffic in self.uncut.items():
+            if at is where:
+                window = sum((gemms[named(name)][0] for name in names if named(name) in gemms), 0.0)
+                total = total + (beside(window, traffic) - traffic)
+        return total * (self.tp > 1)
 
     def fused_seconds(self) -> Array:
         """What overlapped tensor-parallel collectives add to their GEMMs; partners of another phase hide nothing."""

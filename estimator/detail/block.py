@@ -31,6 +31,7 @@ __all__ = ["BlockWriter"]
 LANE_OF = {Group.TP: Lane.TP, Group.CP: Lane.CP, Group.EP: Lane.EP, Group.ETP: Lane.EP}
 CATEGORY_OF = {Group.TP: Category.TP, Group.CP: Category.CP, Group.EP: Category.EP, Group.ETP: Category.EP}
 CORE = CORE_KINDS | {OpKind.SOFTMAX}
+GRADIENTS = frozenset({Phase.BACKWARD, Phase.WEIGHT_GRAD})
 CAST = frozenset({OpKind.MATMUL, OpKind.QUANTIZE})
 
 
@@ -115,12 +116,12 @@ class BlockWriter:
         op = ops[at]
         if self._rings(ops, at):
             return self._ring(script, ops, at, category)
-        if self.strategy.overlap.tp and self.strategy.tp > 1 and op.kind in {OpKind.MATMUL, OpKind.COLLECTIVE}:
+        if self.strategy.tp > 1 and op.kind in {OpKind.MATMUL, OpKind.COLLECTIVE}:
             if _goes_in_pieces(op):
                 end = _run(ops, at + 1, lambda o: o.kind in CAST and o.inputs == ops[at + 1].inputs)
-                if side(op) is Side.AHEAD and end > at + 1:
+                if self.strategy.overlap.tp and side(op) is Side.AHEAD and end > at + 1:
                     return self._ahead(script, ops, at, end, category)
-            else:
+            elif self.strategy.overlap.tp or (self._is_async and op.phase in GRADIENTS):
                 end = _run(ops, at, lambda o: o.kind in CAST and o.outputs == op.outputs)
                 if end < len(ops) and _goes_in_pieces(ops[end]) and side(ops[end]) is Side.BEHIND:
                     return self._behind(script, ops, at, end, category)
@@ -160,7 +161,7 @@ class BlockWriter:
         done = list(script.tail)
         gathered = [self._transfer(script, ops[stop], Shield.GEMM, after=done)] if is_twin else []
         reduced: list[int] = []
-        num = pieces(reduce, self.strategy.tp_chunks)
+        num = pieces(reduce, self.strategy.tp_chunks) if self.strategy.overlap.tp else 1
         for piece in range(num):
             for op in work:
                 part = _Part(1.0 / num, first=piece == 0, last=piece == num - 1)
@@ -171,6 +172,11 @@ class BlockWriter:
             gathered = []
         script.tail = [*done, *reduced, *gathered]
         return stop + is_twin
+
+    @property
+    def _is_async(self) -> bool:
+        """Whether software starts reductions of input gradients before the products of weight gradients."""
+        return self.system.software is not None and self.system.software.async_tensor_parallel
 
     def _rings(self, ops: list[Op], at: int) -> bool:
         """Whether attention beside a ring of keys and values begins here."""

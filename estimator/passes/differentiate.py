@@ -109,3 +109,12 @@ def _dual(op: Op) -> Iterator[Op]:
     for i, collective in enumerate(again):
         dual = op.but(name=f"{op.name}.grad{i or ''}", phase=Phase.BACKWARD, collective=collective, partners=partners)
         yield dual.but(beside="whole") if i and partners else dual  # no input gradient waits for a second gather
+
+
+def weight_gradient_of(name: str) -> str:
+    """Name of the op that computes a weight's gradient, from that of its input's.
+
+    >>> weight_gradient_of("mlp.up_proj.grad")
+    'mlp.up_proj.weight_grad'
+    """
+    return f"{name.removesuffix('.grad')}.weight_grad"

@@ -47,6 +47,11 @@ SMALL = {
         "sequence_parallel: [true, false], zero_stage: [0, 1, 3], overlap: {tp: [0, 1], dp: [1, 0]}, "
         "bucket_bytes: [0, 50e6]"
     ),
+    "reductions beside weight gradients": space_of(
+        "tp: [1, 2, 4], pp: [1, 2, 4], sequence_parallel: [true, false], schedule: [1f1b, zb-h1, zb-v], vpp: [1, 2], "
+        "zero_stage: [0, 2], overlap: {tp: [0, 1], dp: [1, 0]}",
+        system="{cluster: dgx_h100, num_chips: 16, software: megatron_moe}",
+    ),
     "more ranks than kv heads": space_of(
         "tp: [8, 16], cp: [1, 2], context_parallel: [ulysses, ring], sequence_parallel: [false, true], "
         "zero_stage: [1, 0]"
