@@ -84,7 +84,8 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], folder: Path, patience_
     for rank, process in enumerate(processes):
         if process.poll() not in (None, 0):
             raise ValueError(f"all ranks of a test bed must end well, but rank {rank} ended with {process.returncode}: "
-                             f"{_last_words(folder, rank)}; see {folder}")  # fmt: skip
+                             f"{_last_words(folder, rank)}; all that it said stays with --keep, in "
+                             f"{folder.parent.name}/{folder.name}/rank{rank}.log")  # fmt: skip
     if any(process.poll() is None for process in processes):
         raise ValueError(f"ranks of a test bed must end within {patience_s:.0f} s, but go on; give fewer steps")
 

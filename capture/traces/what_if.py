@@ -30,8 +30,8 @@ from capture.traces.synthesise import (
 )
 from estimator.tasks import Category
 
-__all__ = ["Change", "Measured", "Prediction", "changed", "link_of", "measured_job", "message_delays", "named",
-           "predict"]  # fmt: skip
+__all__ = ["Change", "Measured", "Prediction", "changed", "check_topology", "link_of", "measured_job", "message_delays",
+           "named", "predict"]  # fmt: skip
 
 PREFIXES = (
     ("FW", Category.FORWARD),
@@ -151,10 +151,7 @@ def _reduces(dfg: GlobalDfg) -> np.ndarray:
 def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tuple[Job, list[Bucket], Wire]:
     """A measured job as it is asked for."""
     cut, kind = list(one.cut), change.topology or topology
-    for name, absent, kinds in SERVED:
-        if getattr(change, name) != absent and kind not in kinds:
-            have = " or ".join(f"topology={t.value}" for t in kinds)
-            raise ValueError(f"{name} says nothing of a topology {kind.value}; add {have}, or leave it out")
+    check_topology(change, kind)
     if change.bucket_bytes is not None:
         if not one.can_cut:
             raise ValueError(
@@ -175,6 +172,14 @@ def changed(one: Measured, link: Link, topology: Topology, change: Change) -> tu
         link=replace(link, bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
     )  # fmt: skip
     return job, cut, wire
+
+
+def check_topology(change: Change, kind: Topology) -> None:
+    """ValueError where the change says what a topology has not."""
+    for name, absent, kinds in SERVED:
+        if getattr(change, name) != absent and kind not in kinds:
+            have = " or ".join(f"topology={t.value}" for t in kinds)
+            raise ValueError(f"{name} says nothing of a topology {kind.value}; add {have}, or leave it out")
 
 
 def measured_job(dfg: GlobalDfg, number: int) -> Measured:

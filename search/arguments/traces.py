@@ -18,6 +18,7 @@ def add(commands: Commands) -> None:
         "runs a command that trains with torch and records each of its ranks, one file a rank, into the folder of -o "
         "(default: trace-DATE-TIME)",
         example="search trace record -o traces -- torchrun --nproc-per-node 2 train.py",
+        keeps=True,
     )
     record.add_argument(
         "--overhead", action="store_true", help="run it twice, first without recording, and compare their iterations"

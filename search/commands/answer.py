@@ -38,6 +38,9 @@ INPUTS = (
     "b",
     "files",
     "file",
+    "job",
+    "plan",
+    "fused",
 )  # of the command line: files that a command reads
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +75,8 @@ def _kept(ranks: Sequence[RankFile], folder: Path) -> str:
     if not kept:
         return "nothing is kept, for no iteration was recorded whole"
     counts = ", ".join(f"{len(one.iteration_s)} iterations of rank {one.rank}" for one in kept)
-    return f"kept in {folder}: {counts}; `search trace import --whole {folder}/*.jsonl` reads those that all ranks have"
+    files = f"{shlex.quote(str(folder))}/*.jsonl"
+    return f"kept in {folder}: {counts}; `search trace import --whole {files}` reads those that all ranks have"
 
 
 def _seconds(found: Launched) -> float:
@@ -98,7 +100,7 @@ def _text(folder: Path, found: Launched, plain: Launched | None) -> str:
     if plain is not None:
         alone = format_seconds(_seconds(plain))
         lines.append(f"overhead: {_overhead(found, plain):+.1%} of the median iteration, which takes {alone} without")
-    lines.append(f"next: search trace import {folder}/*.jsonl -o job.dfg")
+    lines.append(f"next: search trace import {shlex.quote(str(folder))}/*.jsonl -o job.dfg")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ from capture.traces.what_if import Change
 from estimator.tuning import Outcome, plan_text, read_plan
 from hardware.units import format_bytes, format_count, format_seconds
 from results.report.text import columns, hanging
-from search.commands.answer import answer, check_new, check_writable
+from search.commands.answer import answer, check_writable, write
 from search.commands.trace_change import read_change
 from search.commands.trace_replay import read_job
 from search.tuner.fused_file import read_fused
@@ -22,6 +22,15 @@ from search.tuner.tune import DRIVERS, Options, Row, Tuned, chosen_passes, plan_
 
 __all__ = ["run", "tuned_lines"]
 
+SAME_JOB = (
+    "what_if",
+    "batch",
+    "fused",
+    "launch_s",
+    "memory_budget",
+    "passes",
+    "without",
+)  # without them, it is another
 NAMED = 6  # things that a line names before it counts the rest
 
 
@@ -29,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     """Tunes, tells what changes and what it gains, and writes the plan of -o."""
     if args.output is not None:
         check_writable(args, args.output)
-        check_new(args.output)
     options = _options(args)
     subject = _subject(args)
     given = None if args.plan is None else read_plan(args.plan)
@@ -39,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"{args.job}: {error}") from error
     if args.output is not None:
-        Path(args.output).write_text(plan_text(found.plan), encoding="utf-8")
+        write(args, plan_text(found.plan))
     told = argparse.Namespace(**{**vars(args), "output": None})
     answer(told, text=_text(args, subject, found, checked), data=_data(args, subject, found, checked))
     return 0
@@ -90,7 +98,9 @@ def _text(args: argparse.Namespace, subject: Subject, found: Tuned, checked: Row
     lines += hanging("search    ", f"{spent}, {found.partial_replays} partial")
     lines += [line for note in plan.assumptions for line in hanging("assumed   ", note)]
     again = f"  search trace tune {shlex.quote(args.job)}"
-    again += "" if args.what_if is None else f" --what-if {shlex.quote(args.what_if)}"
+    for option in SAME_JOB:
+        value = getattr(args, option)
+        again += "" if value is None else f" --{option.replace('_', '-')} {shlex.quote(f'{value}')}"
     if args.output is None:
         lines += ["next:", f"{again} -o plan.json"]
     else:

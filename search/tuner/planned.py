@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,17 +51,35 @@ def decided(judge: Judge, plan: TuningPlan, source: str) -> Decisions:
     """A plan's decisions on a graph; ValueError where it is for another."""
     plan.require_graph(judge.subject.mark, source)
     job = judge.shown
-    place = {name: k for k, name in enumerate(job.names)}
-    tensor = {gradient.name: j for j, gradient in enumerate(job.gradients)}
-    ops, tensors = np.zeros(len(job.names) - 1, np.bool_), np.zeros(len(job.gradients) - 1, np.bool_)
-    for group in plan.fused_ops:
-        ops[[place[name] for name in group[:-1]]] = True
-    for bucket in plan.buckets:
-        tensors[[tensor[name] for name in bucket.tensors[:-1]]] = True
+    made = [gradient.name for gradient in job.gradients]
+    plan.require_tensors(made, source)
+    ops = _joins(job.names, plan.fused_ops, f"{source}: fused_ops")
+    tensors = _joins(made, [bucket.tensors for bucket in plan.buckets], f"{source}: buckets")
     segment = {one.name: s for s, one in enumerate(judge.segments)}
+    for name in plan.recompute:
+        if name not in segment:
+            raise ValueError(
+                f"{source}: recompute must name modules of the job, but {name!r} is none that can be computed again; "
+                "tune this job"
+            )
     told = [max(round(b.nbytes / b.part_bytes), 1) for b in plan.buckets if b.part_bytes is not None]
     return Decisions(
         ops=ops, tensors=tensors, part_bytes=judge.subject.start.part_bytes, parts=tuple(told),
         recompute=frozenset(segment[name] for name in plan.recompute), accumulate=plan.accumulate,
         mixed=plan.precision is TunedPrecision.MIXED,
     )  # fmt: skip
+
+
+def _joins(names: Sequence[str], groups: Sequence[Sequence[str]], where: str) -> np.ndarray:
+    """[K - 1] which of the names are joined with the next; ValueError where a group is no run of them."""
+    place = {name: k for k, name in enumerate(names)}
+    joins = np.zeros(max(len(names) - 1, 0), np.bool_)
+    for group in groups:
+        inside = [place.get(name, -1) for name in group]
+        if inside[0] < 0 or inside != list(range(inside[0], inside[0] + len(group))):
+            raise ValueError(
+                f"{where} must hold names that follow each other in the job, but {', '.join(group[:4])} do not; tune "
+                "this job"
+            )
+        joins[inside[:-1]] = True
+    return joins

@@ -19,7 +19,7 @@ from capture.traces.model_jobs import MODELS, Chip
 from capture.traces.operations import Op
 from capture.traces.records import Topology
 from capture.traces.synthesise import Gradient, Job, Link, Wire
-from capture.traces.what_if import Change, changed, link_of, measured_job, message_delays, named
+from capture.traces.what_if import Change, changed, check_topology, link_of, measured_job, message_delays, named
 from estimator.tasks import Category
 from estimator.tuning import graph_mark
 from search.tuner.decisions import Decisions, apart, fusible
@@ -72,11 +72,11 @@ class Subject:
 def sized_subject(model: str, change: Change, *, chip: Chip | None = None, batch: int = 32) -> Subject:
     """A job of a model's size on 16 workers of a 100 Gbit/s ring, or as the change says; nothing of it was measured."""
     chip = chip or Chip()
-    if change.bucket_bytes is not None:
-        raise ValueError("bucket_bytes is what a tuner decides; leave it out")
+    _check_undecided(change)
     job = MODELS[model](workers=change.workers or WORKERS, batch=batch, chip=chip)
     job = replace(job, seconds=job.seconds / change.compute)
     topology = change.topology or Topology.RING
+    check_topology(change, topology)
     wire = _wire(change, LINK, topology)
     told = (
         f"a job of the size of {model}, batch {batch}: nothing of it was measured; kernels by a roofline of "
@@ -95,7 +95,15 @@ def _wire(change: Change, link: Link, topology: Topology) -> Wire:
     return Wire(
         topology=topology, link=Link(bytes_per_s=link.bytes_per_s * change.bandwidth, latency_s=latency_s),
         per_machine=change.per_machine, servers=change.servers, part_bytes=change.part_bytes, lanes=lanes,
+        colocated=change.colocated, half_duplex=change.half_duplex,
     )  # fmt: skip
+
+
+def _check_undecided(change: Change) -> None:
+    """ValueError where the change says what a tuner is to find."""
+    for name in ("bucket_bytes", "recompute"):
+        if getattr(change, name) is not None:
+            raise ValueError(f"{name} is what a tuner decides; leave it out")
 
 
 def measured_subject(dfg: GlobalDfg, change: Change, *, name: str, launch_s: float | None, fused: Fused) -> Subject:
@@ -107,8 +115,7 @@ def measured_subject(dfg: GlobalDfg, change: Change, *, name: str, launch_s: flo
             "a job must have at least 2 ranks to be tuned, for one has nothing to synchronise; record more, or give "
             "--what-if workers=N"
         )
-    if change.bucket_bytes is not None:
-        raise ValueError("bucket_bytes is what a tuner decides; leave it out")
+    _check_undecided(change)
     dfg = named(dfg)
     link, topology, notices = link_of(dfg)
     # What messages are delayed on average is theirs whatever they carry, so partial replays have it as latency.

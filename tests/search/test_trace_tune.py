@@ -89,6 +89,8 @@ def test_memory_passes_make_a_job_fit(capsys):
         (["bert_base", "--memory-budget", "-1"], "must be a positive number such as 16e9"),
         (["bert_base", "--what-if", "workers=1"], "bert_base: a job must have at least 2 workers to be tuned"),
         (["bert_base", "--what-if", "bucket_bytes=1e6"], "bucket_bytes is what a tuner decides; leave it out"),
+        (["bert_base", "--what-if", "recompute=1"], "recompute is what a tuner decides; leave it out"),
+        (["bert_base", "--what-if", "servers=4"], "servers says nothing of a topology ring; add topology=parameter_s"),
         (["bert_base", "--fused", "x.json"], "--fused is of a measured job"),
         (["bert_base", "--plan", "absent.json"], "absent.json: cannot be read"),
     ],
@@ -110,6 +112,11 @@ def test_a_plan_for_another_job_is_refused_and_none_is_written_over(tmp_path, ca
     assert err.count("\n") == 1
     assert main(["trace", "tune", "vgg16", "-o", str(path)]) == 2
     assert "must not replace a file that exists" in capsys.readouterr().err
+    assert main(["trace", "tune", "vgg16", "-o", str(path), "--plan", str(path), "--force"]) == 2
+    assert "an output must not replace the input" in capsys.readouterr().err
+    path.write_text("{}")
+    assert main(["trace", "tune", "vgg16", "-o", str(path), "--force"]) == 0
+    assert read_plan(path).workers == 16
     path.write_text("{}")
     assert main(["trace", "tune", "vgg16", "--plan", str(path)]) == 2
     assert "format must be 'trainspace-plan'" in capsys.readouterr().err
@@ -130,3 +137,43 @@ def test_a_trace_that_lacks_what_tuning_needs_is_refused_with_its_file(traces, s
     assert says in err
     assert str(path) in err
     assert err.count("\n") == 1
+
+
+def _moved(plan):
+    first, second, *others = plan["buckets"]
+    first["tensors"], second["tensors"] = first["tensors"][1:], [*second["tensors"], first["tensors"][0]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda plan: plan["buckets"][0]["tensors"].append("nothing"), "there is a tensor 'nothing' that the plan has"),
+        (lambda plan: plan["buckets"].pop(), "that the model has and the plan has not"),
+        (_moved, "buckets must hold names that follow each other in the job, but"),
+        (lambda plan: plan["fused_ops"].append(["nothing", "either"]), "fused_ops must hold names that follow each"),
+        (
+            lambda plan: plan.update(fused_ops=[plan["fused_ops"][0][::-1]]),
+            "fused_ops must hold names that follow each",
+        ),
+        (lambda plan: plan.update(recompute=["nothing"]), "recompute must name modules of the job, but 'nothing'"),
+    ],
+)
+def test_a_plan_that_was_edited_into_what_the_job_has_not_is_refused(edit, says, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert main(["trace", "tune", "vgg16", "-o", str(path)]) == 0
+    plan = json.loads(path.read_text())
+    edit(plan)
+    path.write_text(json.dumps(plan))
+    capsys.readouterr()
+    assert main(["trace", "tune", "vgg16", "--plan", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert f"vgg16: {path}: " in err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_the_next_command_tunes_the_same_job(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    assert main(["trace", "tune", "vgg16", "--batch", "64", "--without", "op_fusion", "-o", str(path)]) == 0
+    again = f"  search trace tune vgg16 --batch 64 --without op_fusion --plan {path}\n"
+    assert capsys.readouterr().out.endswith(f"next:\n{again}")

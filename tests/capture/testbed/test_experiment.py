@@ -78,7 +78,9 @@ def test_what_the_trace_says_of_the_link_is_what_it_was_limited_to(pair, tmp_pat
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_last_words(pair, tmp_path):
-    with pytest.raises(ValueError, match=r"rank [01] ended with 1: .*KeyError: 'nothing'; see .*run"):
+    with pytest.raises(
+        ValueError, match=r"rank [01] ended with 1: .*KeyError: 'nothing'; .* with --keep, in .*/run/rank[01].log"
+    ):
         run(pair, replace(SMALL, model="nothing"), tmp_path / "run")
 
 
