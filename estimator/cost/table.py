@@ -173,8 +173,9 @@ class _Pricer:
         out |= self._paired(phases)
         if self.system.software is not None and self.system.software.async_tensor_parallel:
             back = phases[Phase.BACKWARD]
-            out[Base.B_TP0] = out[Base.B_TP0] + back.hidden_gathers()
-            out[Base.B_BESIDE_W] = back.hidden_reductions(phases[Phase.WEIGHT_GRAD])
+            gathers, reductions = back.hidden_gathers(), back.hidden_reductions(phases[Phase.WEIGHT_GRAD])
+            out[Base.B_TP0] = out[Base.B_TP0] - back.saved(gathers)
+            out[Base.B_BESIDE_W] = -back.saved(reductions, gathers)
         for source in ("tile", "measured", "roofline"):
             out[Base[f"{source.upper()}_S"]] = sum(p.by_source.get(source, 0.0) for p in phases.values())
         weights = block.weights
@@ -418,11 +419,11 @@ class _PhaseSeconds:
         self.uncut[key] = self.uncut.get(key, 0.0) + seconds
 
     def hidden_gathers(self) -> Array:
-        """What gathers for weight gradients take less beside the input gradients of their layer: at most 0."""
+        """What of gathers for weight gradients hides beside the input gradients of their layer."""
         return self._hidden(Side.WHOLE, self.gemms, lambda name: name)
 
     def hidden_reductions(self, weights: _PhaseSeconds) -> Array:
-        """What reductions of input gradients take less beside the weight gradients of their layer: at most 0."""
+        """What of reductions of input gradients hides beside the weight gradients of their layer."""
         return self._hidden(Side.BEHIND, weights.gemms, weight_gradient_of)
 
     def _hidden(self, where: Side, gemms: Mapping[str, tuple[Array, Array]], named: Callable[[str], str]) -> Array:
@@ -430,8 +431,13 @@ class _PhaseSeconds:
         for (at, names), traffic in self.uncut.items():
             if at is where:
                 window = sum((gemms[named(name)][0] for name in names if named(name) in gemms), 0.0)
-                total = total + (beside(window, traffic) - traffic)
+                total = total + (traffic - beside(window, traffic))
         return total * (self.tp > 1)
+
+    def saved(self, hidden: Array, before: Array = 0.0) -> Array:
+        """By how much `hidden` seconds of traffic, behind those `before`, make the phase shorter: to its launches."""
+        waits = self.num_launches * self.launch_s - (self.compute + sum(self.traffic.values()) - before)
+        return hidden - (larger(waits + hidden, 0.0) - larger(waits, 0.0))
 
     def fused_seconds(self) -> Array:
         """What overlapped tensor-parallel collectives add to their GEMMs; partners of another phase hide nothing."""

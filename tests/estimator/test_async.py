@@ -88,3 +88,11 @@ def test_a_replay_hides_as_much(model, strategy, schedule):
     bare = replay_step(model, s, PLAIN, WORK)
     saved = bare.step_time_s - found.step_time_s
     assert saved == pytest.approx(bare.estimate.step_time_s - found.estimate.step_time_s, rel=0.02, abs=1e-6)
+
+
+def test_a_backward_that_its_host_launches_more_slowly_than_it_runs_gains_nothing():
+    slow = replace(ASYNC, dense_layer_s=0.5)
+    told, _ = row(LLAMA, BlockKind.DENSE, PLAIN.running(slow), SCATTERED)
+    bare, _ = row(LLAMA, BlockKind.DENSE, PLAIN.running(replace(slow, async_tensor_parallel=False)), SCATTERED)
+    assert told[Base.B_BESIDE_W] == pytest.approx(0.0, abs=1e-12)
+    assert told.tolist() == pytest.approx(bare.tolist(), rel=1e-12)

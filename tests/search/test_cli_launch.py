@@ -90,7 +90,7 @@ def test_launch_shows_the_front_from_end_to_end(search, tmp_path, monkeypatch):
 
 def test_launch_as_json_prints_one_object_and_nothing_else(search, tmp_path):
     data = json.loads(search("launch", SMALL, *INLINE, "--out", "run", "--json").out)
-    assert data.keys() == {"run", "state", "objectives", "counts", "seconds", "rows", "reference", "replays"}
+    assert data.keys() == {"run", "state", "objectives", "counts", "seconds", "rows", "reference", "replays", "tuned"}
     assert data["state"] == "done"
     assert data["counts"].keys() >= {"raw", "legal", "fits", "priced", "front", "by_rule"}
     assert data["counts"]["front"] == len(data["rows"])

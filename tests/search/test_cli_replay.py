@@ -82,7 +82,8 @@ def test_a_row_tells_what_the_replay_says(search, small_run):
 
 def test_json_has_stable_keys_and_the_fastest_in_full(search, small_run):
     data = json.loads(search("replay", small_run.path, "--no-trace", "--json").out)
-    assert data.keys() == {"run", "rows", "best"}
+    assert data.keys() == {"run", "rows", "best", "tuned"}
+    assert data["tuned"] == []
     assert data["rows"][0].keys() == {
         "id", "name", "system", "num_gpus", "why", "strategy", "estimated_step_time_s", "replayed_step_time_s", "error",
         "replayed_pipeline_s", "estimated_peak_memory_bytes", "replayed_peak_memory_bytes", "critical_path_s",

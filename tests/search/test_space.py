@@ -260,8 +260,8 @@ def test_every_kind_of_value_survives_resolving():
 
 def test_a_resolved_space_needs_no_catalogue(monkeypatch):
     text = parse_space(RICH, "x.yaml").resolved_yaml()
-    for name in ("cluster", "system_from_mapping", "load_model"):
-        monkeypatch.delattr(f"search.space.{name}")
+    for name in ("systems.cluster", "systems.system_from_mapping", "space.load_model"):
+        monkeypatch.delattr(f"search.{name}")
     assert parse_space(text, "resolved.yaml").model.name == "llama3_8b"
 
 

@@ -70,7 +70,7 @@ def test_the_formula_of_every_operation_gives_its_price(book, small_run):
     seconds = openpyxl.utils.get_column_letter(heads.index("seconds") + 1)
     point = read_point(f"{small_run.path}:{book['front']['A3'].value}", None, [])
     priced = price_ops(point)
-    assert len(priced) > 50
+    assert len(priced) > 40  # traffic of groups of one is none
     for line, op in enumerate(priced, start=2):
         assert sheet[f"{chr(65 + heads.index('name'))}{line}"].value == op.name
         assert worked_out(book, "ops", f"{seconds}{line}") == pytest.approx(op.seconds, rel=1e-12)
