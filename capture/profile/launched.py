@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,11 +97,25 @@ def launch(command: Sequence[str], folder: Path, *, times: bool = False, output:
         path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path, FOLDER: str(folder.resolve())} | ({TIMES: "1"} if times else {})
         try:
-            done = subprocess.run(list(command), env=environment, stdout=output, check=False)
+            process = subprocess.Popen(list(command), env=environment, stdout=output)
         except OSError as error:
             raise ValueError(f"{command[0]}: cannot run: {error.strerror}; give a command after --") from error
+        code = _to_its_end(process)
     sys.stdout.flush()
-    return Launched(code=done.returncode, ranks=tuple(_rank_files(folder)))
+    return Launched(code=code, ranks=tuple(_rank_files(folder)))
+
+
+def _to_its_end(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. What asks this process to end asks the command instead, so that its ranks are told of."""
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        return process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _rank_files(folder: Path) -> list[RankFile]:

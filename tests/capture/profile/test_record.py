@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,3 +100,21 @@ def test_a_job_of_torchrun_is_recorded(tmp_path, capsys):
     assert record(tmp_path / "new", "--json", command) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(rank["rank"], rank["world"], rank["iterations"]) for rank in told["ranks"]] == [(0, 2, 5), (1, 2, 5)]
+
+
+def test_a_recording_that_is_told_to_end_ends_its_command_and_tells(tmp_path):
+    folder, program = tmp_path / "traces", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    words = ["trace", "record", "-o", str(folder), "--", sys.executable, "-c", program]
+    ours = [sys.executable, "-c", f"from search.cli import main; raise SystemExit(main({words!r}))"]
+    with subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert err == (
+        "search: the command ended with exit code -15; nothing is kept, for no iteration was recorded whole\n"
+    )
+    assert not folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
