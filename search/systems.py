@@ -27,18 +27,21 @@ def read_systems(document: Document, folder: Path) -> tuple[SystemSpec, ...]:
     value = document.get(("system",))
     if value == []:
         raise document.error(("system",), "a list must not be empty", value, "at least one system")
-    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
-    systems = [system for key in keys for system in _some_systems(document, key, folder)]
+    systems = [system for key in _keys(document) for system in _some_systems(document, key, folder)]
     if len(systems) > MAX_SYSTEMS:
         raise document.error(("system",), f"a space must have at most {MAX_SYSTEMS} systems", len(systems))
     return tuple(s for i, s in enumerate(systems) if s not in systems[:i])
 
 
+def _keys(document: Document) -> list[Key]:
+    """Where each entry of `system` stands."""
+    value = document.get(("system",))
+    return [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
+
+
 def _with_files(document: Document, folder: Path) -> Document:
     """The document with systems that are files replaced by what these hold: FILE.yaml, or {file: FILE.yaml, ...}."""
-    value = document.get(("system",))
-    keys: list[Key] = [("system", i) for i in range(len(value))] if isinstance(value, list) else [("system",)]
-    for key in keys:
+    for key in _keys(document):
         given = document.get(key)
         changes = {k: v for k, v in given.items() if k != "file"} if isinstance(given, dict) else {}
         name = given.get("file") if isinstance(given, dict) else given

@@ -248,14 +248,15 @@ class _Pricer:
         cut = {} if alone else cuts(block.of_phase(phase), chunks)
         for op in block.of_phase(phase):
             if op.kind is OpKind.COLLECTIVE:
-                total.add_traffic(op, self.traffic_seconds(op))
+                whole = self.traffic_seconds(op)
+                total.add_traffic(op, whole)
                 if op.group in {Group.TP, Group.CP, Group.EP} and op.collective is not Traffic.COPY:
                     assert op.group is not None
                     total.outer[op.group] = total.outer.get(op.group, 0.0) + self.outermost_seconds(op)
                 if op.partners and not alone:
                     num = pieces(op, chunks)
                     total.add_fused(op, self.traffic_seconds(op, num), num)
-                    total.add_whole(op, self.traffic_seconds(op))
+                    total.add_whole(op, whole)
                 continue
             known = priced.get(op.name) if phase is Phase.RECOMPUTE else None
             if known and known.is_part == op.rides:
